@@ -12,7 +12,6 @@ from typing import Any, Protocol, cast
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
-from aegis.core.placement_views import PlacementPolicy
 from aegis.core.role import Roles
 from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
 from decode.policies.chunked_prefill import ChunkedPrefill
@@ -32,7 +31,9 @@ from decode.policies.serverlessllm_oracle_sjf import (
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from prefill.policies.least_slack import LeastSlackPrefill
+from proxy.policies.kvpr import KvPressureRatio
 from proxy.policies.pressure import Pressure
+from proxy.routing.placement_views import PlacementPolicy
 
 _PUBLISHED_BYTES_PER_S = 16_600_000_000
 """The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""
@@ -94,6 +95,20 @@ class Recipe:
         return asked or self.roles or (Roles.FIXED if counted else Roles.AUTO)
 
 
+PLACEMENTS: Mapping[str, Callable[[Site], PlacementPolicy]] = {
+    "pressure": lambda site: Pressure(),
+    "kvpr": lambda site: KvPressureRatio(),
+}
+"""The policies of placement by name: ours and Prism's."""
+
+
+def placement(name: str) -> Callable[[Site], PlacementPolicy]:
+    """Raises UserError."""
+    if name not in PLACEMENTS:
+        raise UserError(f"unknown placement {name!r}; expected one of {', '.join(PLACEMENTS)}", param="placement")
+    return PLACEMENTS[name]
+
+
 def recipe(name: str, *, as_published: bool = False) -> Recipe:
     """`as_published`: with the settings of its paper's public artifact, where there is one. Raises UserError."""
     known = RECIPES.get(name)
@@ -150,7 +165,7 @@ RECIPES: Mapping[str, Recipe] = {
             roles=None,
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,
-            placement=lambda site: Pressure(),
+            placement=PLACEMENTS["pressure"],
         ),
         Recipe(
             name="serverlessllm",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec import Struct
 
 from aegis.core.estimators import Hardware
-from aegis.core.placement_views import PlacementPolicy
 from aegis.core.views import PrefillOrder
 from aegis.policies import Policy, Site, recipe, with_step_tokens
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.placement_views import PlacementPolicy
 from proxy.routing.router import Router
 
 

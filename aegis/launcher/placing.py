@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from aegis.core.clock import NS_PER_S, Clock
 from aegis.core.estimators import Hardware
 from aegis.core.messages import UnloadModel
-from aegis.core.placement_views import InstanceView, PlacementPolicy
 from aegis.core.role import Role
 from aegis.node.node import Node
 from aegis.telemetry.logs import log
-from proxy.routing.events import HomesSet, ModelMoved, MoveModel
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
+from proxy.routing.placement_views import InstanceView, PlacementPolicy
 from proxy.routing.router import Router
 
 _logger = logging.getLogger(__name__)
@@ -46,10 +46,10 @@ class Placing:
             match effect:
                 case MoveModel():
                     self._moving = asyncio.create_task(self._move(effect))
-                case HomesSet(model, instances):
+                case PlacesSet(model, instances):
                     told = {"model": model, "instances": ",".join(instances), "why": self._placement.because}
                     log(_logger, logging.INFO, "requests of a model go elsewhere", told)
-                    self._node.moves.set_homes(effect)
+                    self._node.moves.set_places(effect)
                 case Evict(model, instance):
                     self._node.post(instance, UnloadModel(model))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node.proxy_links import ProxyLinks
-from proxy.routing.events import HomesSet, ModelMoved, MoveModel
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class ModelMoves:
     def __init__(self, proxies: ProxyLinks) -> None:
         self._proxies = proxies
         self._under_way: dict[ModelId, _Under] = {}
-        self._homes: dict[ModelId, tuple[InstanceId, ...]] = {}
+        self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
 
     async def move(self, message: MoveModel) -> ModelMoved:
         """Returns when all proxies have answered. Raises UserError if the model is being moved already."""
@@ -36,7 +36,7 @@ class ModelMoves:
         if model in self._under_way:
             raise UserError(f"{model} is being moved already; try again when that is done")
         under = self._under_way[model] = _Under(set(self._proxies.addresses()))
-        self._homes[model] = message.homes or (message.target,)
+        self._places[model] = message.places or (message.target,)
         try:
             self._proxies.broadcast(message)
             if under.waiting:
@@ -45,11 +45,11 @@ class ModelMoves:
             del self._under_way[model]
         return ModelMoved(model, message.target, under.moved, under.replayed, under.why)
 
-    def set_homes(self, message: HomesSet) -> None:
+    def set_places(self, message: PlacesSet) -> None:
         if message.instances:
-            self._homes[message.model] = message.instances
+            self._places[message.model] = message.instances
         else:
-            self._homes.pop(message.model, None)
+            self._places.pop(message.model, None)
         self._proxies.broadcast(message)
 
     def answered(self, proxy: ProxyId, answer: ModelMoved) -> None:
@@ -60,12 +60,12 @@ class ModelMoves:
             under.why = under.why or answer.why
             self._discard(under, proxy)
 
-    def homes(self) -> list[HomesSet]:
+    def places(self) -> list[PlacesSet]:
         """Where requests go, as it was last set."""
-        return [HomesSet(model, instances) for model, instances in self._homes.items()]
+        return [PlacesSet(model, instances) for model, instances in self._places.items()]
 
     def removed(self, model: ModelId) -> None:
-        self._homes.pop(model, None)
+        self._places.pop(model, None)
 
     def left(self, proxy: ProxyId) -> None:
         """The proxy is lost, and with it all its requests."""

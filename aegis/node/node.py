@@ -192,7 +192,7 @@ class Node:
         end.deliver(KeysSet(self._keys))
         if self._announced_unserved:
             end.deliver(self._unserved_message())
-        for event in (*self.catalogue.ready(), *self.moves.homes()):
+        for event in (*self.catalogue.ready(), *self.moves.places()):
             end.deliver(event)
         self.broadcast(MeetProxy(proxy, end.address))
 

@@ -32,7 +32,6 @@ from aegis.core.messages import (
     UnloadModel,
 )
 from aegis.core.model import ModelSpec
-from aegis.core.placement_views import InstanceView
 from aegis.core.request import Job, Sampling
 from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
@@ -47,6 +46,7 @@ from aegis.telemetry.spans import Span
 from memory.page_arbiter import TICK_NS, PageArbiter
 from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, ModelMoved, RequestArrived
 from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
+from proxy.routing.placement_views import InstanceView
 from proxy.routing.router import Router
 
 _ALONE: Final = (GrantPages, TakeBack)

@@ -21,7 +21,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import RegisteringModel
-from proxy.routing.events import ForeignLoad, HomesSet, ModelAway, ModelMoved, ModelRemoved, ModelUp, MoveModel, SloSet
+from proxy.routing.events import ForeignLoad, ModelAway, ModelMoved, ModelRemoved, ModelUp, MoveModel, PlacesSet, SloSet
 
 TELL_S = 0.2
 """From one time that a proxy tells of its requests, or that it lives, to the next."""
@@ -138,7 +138,7 @@ ToProxy = (
     | ModelRemoved
     | SloSet
     | MoveModel
-    | HomesSet
+    | PlacesSet
     | InstanceLost
     | InstanceGivenUp
     | Card

@@ -75,6 +75,13 @@ def simulate(
             help="Whether policies may divide GPUs between two runs. [default: those that are made for it]",
         ),
     ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Models move between instances by load: pressure, or kvpr (Prism's). [default: none does]",
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

@@ -36,7 +36,7 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
-_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published", "lanes")
+_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published", "lanes", "placement")
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -54,12 +54,13 @@ _NOT_OF_A_SUITE = (
     "link",
     "switch",
     "lanes",
+    "placement",
     "sweep",
     *_OF_ONE,
 )
 _OF_A_SEARCH = ("seeds", "only", "again")
 _NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
-_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch")
+_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch", "placement")
 _SEARCH_SEEDS = 3
 _FAULT_SEEDS_AT_A_TIME = 25
 _FAULT_SEEDS = 200

@@ -15,7 +15,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
-from aegis.policies import Policy, Recipe, Site, recipe
+from aegis.policies import Policy, Recipe, Site, placement, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -29,7 +29,7 @@ _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
-_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens")
+_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens", "placement")
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
 
@@ -42,6 +42,7 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
+    `placement`: models move by load, as that policy has it; None: they do not.
     `options` are fields of the policy by their names, `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a
     trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens` still has;
     None: a cache without bounds. 0 also reuses nothing of drawn prompts."""
@@ -71,6 +72,7 @@ class Setting:
     engine: str | None = None
     prompts: str | None = None
     cache_tokens: int | None = None
+    placement: str | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -91,6 +93,8 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 def pool_of(setting: Setting) -> Pool:
     """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
     known, asked = _recipe(setting), _arrivals_of(setting)
+    if setting.placement is not None:
+        known = replace(known, placement=placement(setting.placement))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo))
     pool = Pool(
@@ -102,6 +106,7 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
         lanes=known.lanes if setting.lanes is None else setting.lanes,
+        migrates=setting.placement is not None,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

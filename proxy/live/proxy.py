@@ -71,7 +71,6 @@ from proxy.routing.events import (
     Ended,
     Event,
     ForeignLoad,
-    HomesSet,
     InstanceDown,
     InstanceUp,
     MessageReceived,
@@ -80,6 +79,7 @@ from proxy.routing.events import (
     ModelRemoved,
     ModelUp,
     MoveModel,
+    PlacesSet,
     Replayed,
     RequestArrived,
     SloSet,
@@ -257,7 +257,7 @@ class Proxy:
 
     def deliver(self, message: ToProxy) -> None:
         match message:
-            case ModelUp() | ModelAway() | ModelRemoved() | SloSet() | MoveModel() | HomesSet():
+            case ModelUp() | ModelAway() | ModelRemoved() | SloSet() | MoveModel() | PlacesSet():
                 self._happened(message)
             case ForeignLoad(instance):
                 self._foreign[instance] = message

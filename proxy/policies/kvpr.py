@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId
-from aegis.core.placement_views import Change, InstanceView, ModelView, PlacementRules, PlacementView
+from proxy.routing.placement_views import Change, InstanceView, ModelView, PlacementRules, PlacementView
 
 _FULL = float("inf")
 _RULES = PlacementRules(idle_ns=45 * NS_PER_S)
@@ -44,14 +44,14 @@ class KvPressureRatio:
             if not model.tokens_per_s:
                 continue
             least, best = min((pressure(each, model), name) for name, each in view.instances.items())
-            home = next((home for home in model.homes if home in view.instances), None)
+            home = next((home for home in model.places if home in view.instances), None)
             chosen = best
             if home is not None and least >= (1 - self.threshold) * pressure(view.instances[home], model):
                 chosen = home
             for device in view.instances[chosen].devices:
                 rates[device] += _rate(model)
                 weights[device] += model.weight_bytes
-            if (chosen,) != model.homes:
+            if (chosen,) != model.places:
                 wanted.append(_change(model, chosen, home))
         return wanted
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 from proxy.routing.demand import NOTHING, Demand
+from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 
 _RULES = PlacementRules(held_ns=3 * NS_PER_S)
 
@@ -71,8 +71,8 @@ class Pressure:
         options = [option for each in on_it for option in _options(view, each, hot, loads)]
         best = min(options, default=None)
         if best is not None and best.worse_ppm < hot_ppm:
-            homes = tuple([best.target if home == best.source else home for home in view.models[best.model].homes])
-            first = (best.target, *[home for home in homes if home != best.target])
+            places = tuple([best.target if home == best.source else home for home in view.models[best.model].places])
+            first = (best.target, *[home for home in places if home != best.target])
             because = f"{best.source}'s device wants {_share(hot_ppm)} of its time, {_share(best.worse_ppm)} without it"
             gain_ppm = hot_ppm - best.worse_ppm
             return [Change(best.model, first, moves=True, because=because, source=best.source, gain_ppm=gain_ppm)]
@@ -81,7 +81,7 @@ class Pressure:
     def _more(self, view: PlacementView, on_it: Iterable[_Placed], loads: Mapping[int, Demand]) -> list[Change]:
         for each in sorted(on_it, key=lambda each: (-each.demand.steps_ppm, each.load.model)):
             model = view.models[each.load.model]
-            free = [i for i in view.instances.values() if i.instance not in model.homes]
+            free = [i for i in view.instances.values() if i.instance not in model.places]
             free = [i for i in free if not set(i.devices) & set(view.instances[each.instance].devices)]
             if each.demand.steps_ppm <= self.short_ppm or not free:
                 continue
@@ -89,18 +89,20 @@ class Pressure:
             after_ppm = least_ppm + each.load.steps_ppm + each.prefill_ppm // 2
             if after_ppm < _most(loads, view.instances[each.instance].devices):
                 because = f"it wants {_share(each.demand.steps_ppm)} of {each.instance}'s time by itself"
-                return [Change(model.model, (*(model.homes or (each.instance,)), target), moves=False, because=because)]
+                return [
+                    Change(model.model, (*(model.places or (each.instance,)), target), moves=False, because=because)
+                ]
         return []
 
     def _fewer(self, view: PlacementView, placed: Sequence[_Placed]) -> list[Change]:
         loads = _loads(view, placed)
         for model in view.models.values():
-            mine = [each for each in placed if each.load.model == model.model and each.instance in model.homes]
-            if len(model.homes) < 2 or not mine:
+            mine = [each for each in placed if each.load.model == model.model and each.instance in model.places]
+            if len(model.places) < 2 or not mine:
                 continue
-            last = model.homes[-1]
+            last = model.places[-1]
             leaving = sum([each.demand.steps_ppm for each in mine if each.instance == last])
-            staying = model.homes[:-1]
+            staying = model.places[:-1]
             if all(_most(loads, view.instances[home].devices) + leaving < self.spare_ppm for home in staying):
                 because = f"without {last} its instances want less than {_share(self.spare_ppm)} of their time"
                 return [Change(model.model, staying, moves=True, because=because, source=last)]
@@ -108,13 +110,13 @@ class Pressure:
 
 
 def _placed(view: PlacementView, instance: InstanceView) -> list[_Placed]:
-    """Prompts are taken to come where the homes of their model are, the same share to each."""
+    """Prompts are taken to come where the places of their model are, the same share to each."""
     loads = {load.model: load for load in instance.loads if load.model in view.models}
-    at_home = [model.model for model in view.models.values() if instance.instance in model.homes]
+    at_home = [model.model for model in view.models.values() if instance.instance in model.places]
     placed = []
     for name in dict.fromkeys([*loads, *at_home]):
-        homes = view.models[name].homes or (instance.instance,)
-        share = view.models[name].prefill_ppm // len(homes) if instance.instance in homes else 0
+        places = view.models[name].places or (instance.instance,)
+        share = view.models[name].prefill_ppm // len(places) if instance.instance in places else 0
         placed.append(_Placed(instance.instance, loads.get(name) or PlacedLoad(name, 0, 0, 0, 0, 0), share))
     return placed
 
@@ -135,9 +137,9 @@ def _options(view: PlacementView, each: _Placed, hot: int, loads: Mapping[int, D
     """The moves of that to instances of other devices."""
     left_ppm = loads[hot].instead(each.demand, NOTHING).load_ppm
     there = {load.instance for load in view.instances.values() if hot in load.devices}
-    homes = view.models[each.load.model].homes
+    places = view.models[each.load.model].places
     for name, target in view.instances.items():
-        if name in there or name in homes:
+        if name in there or name in places:
             continue
         taken_ppm = max([loads[device].instead(NOTHING, each.demand).load_ppm for device in target.devices])
         worse_ppm = max(left_ppm, taken_ppm)

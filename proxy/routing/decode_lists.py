@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.placement_views import PlacedLoad
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
+from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
 

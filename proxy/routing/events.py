@@ -84,16 +84,16 @@ class ModelRemoved(Struct, frozen=True, tag=True):
 
 class MoveModel(Struct, frozen=True, tag=True):
     """The model's requests go on at `target`, those at `source` or, without one, those that are anywhere else. Once the
-    target holds the model, those that come go to `homes`; none: to the target. Answered by `ModelMoved`, once; a later
+    target holds the model, those that come go to `places`; none: to the target. Answered by `ModelMoved`, once; a later
     move of the model takes the place of one under way."""
 
     model: ModelId
     target: InstanceId
     source: InstanceId | None = None
-    homes: tuple[InstanceId, ...] = ()
+    places: tuple[InstanceId, ...] = ()
 
 
-class HomesSet(Struct, frozen=True, tag=True):
+class PlacesSet(Struct, frozen=True, tag=True):
     """From now on requests of the model go to these instances, to that of them that is up and under least pressure.
     None, or none that is up: where the policy says."""
 
@@ -129,7 +129,7 @@ Event = (
     | SloSet
     | ModelRemoved
     | MoveModel
-    | HomesSet
+    | PlacesSet
     | ForeignLoad
 )
 

@@ -18,35 +18,37 @@ from aegis.core.views import DecodeView
 from proxy.routing.events import ModelMoved, MoveModel
 
 
-class Homes:
+class Places:
     """The instances that requests of a model go to, where that is set: the policy chooses for the others."""
 
-    __slots__ = ("_homes",)
+    __slots__ = ("_places",)
 
     def __init__(self) -> None:
-        self._homes: dict[ModelId, tuple[InstanceId, ...]] = {}
+        self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
 
     def set(self, model: ModelId, instances: tuple[InstanceId, ...]) -> None:
         """None: the policy chooses."""
         if instances:
-            self._homes[model] = instances
+            self._places[model] = instances
         else:
-            self._homes.pop(model, None)
+            self._places.pop(model, None)
 
     def __contains__(self, model: object) -> bool:
-        return model in self._homes
+        return model in self._places
 
     def of(self, model: ModelId, up: Container[InstanceId], lists: DecodeView) -> InstanceId | None:
         """That of them that is `up` and under least pressure, if any is."""
-        homes = [home for home in self._homes.get(model, ()) if home in up]
-        return min(homes, key=lambda home: (lists.load_ppm(home), home)) if len(homes) > 1 else next(iter(homes), None)
+        places = [home for home in self._places.get(model, ()) if home in up]
+        return (
+            min(places, key=lambda home: (lists.load_ppm(home), home)) if len(places) > 1 else next(iter(places), None)
+        )
 
 
 @dataclass(slots=True)
 class _Move:
     target: InstanceId
     source: InstanceId | None
-    homes: tuple[InstanceId, ...]
+    places: tuple[InstanceId, ...]
     asked: set[RequestId] | None = None  # who are to be handed over and have not been; None: the target brings it in
     moved: int = 0
     replayed: int = 0
@@ -68,13 +70,13 @@ class Moves:
     def begin(self, event: MoveModel) -> list[ModelMoved]:
         """Ends the one under way, if there is one: who was asked for it goes on where requests of the model go then."""
         before = self._moves.get(event.model)
-        self._moves[event.model] = _Move(event.target, event.source, event.homes or (event.target,))
+        self._moves[event.model] = _Move(event.target, event.source, event.places or (event.target,))
         return [before.report(event.model, "another move took its place")] if before else []
 
     def brought_in(self, model: ModelId, target: InstanceId) -> tuple[InstanceId, ...]:
         """Where requests that come are to go, if others are to be handed over now."""
         move = self._moves.get(model)
-        return move.homes if move and move.target == target and move.asked is None else ()
+        return move.places if move and move.target == target and move.asked is None else ()
 
     def leaves(self, model: ModelId, instance: InstanceId) -> bool:
         """Whether requests there are to be handed over."""

@@ -26,8 +26,8 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.placement_views import Change, InstanceView, ModelView, PlacementPolicy, PlacementView
-from proxy.routing.events import HomesSet, ModelMoved, MoveModel
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
+from proxy.routing.placement_views import Change, InstanceView, ModelView, PlacementPolicy, PlacementView
 from proxy.routing.pool_sample import ModelSample
 
 _PPM = 1_000_000
@@ -53,7 +53,7 @@ class Evict(Struct, frozen=True):
     instance: InstanceId
 
 
-Effect = MoveModel | HomesSet | Evict
+Effect = MoveModel | PlacesSet | Evict
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Placement:
         self._rules = policy.rules
         self._hardware = hardware
         self._window: deque[tuple[int, Mapping[ModelId, _Traffic]]] = deque()
-        self._homes: dict[ModelId, tuple[InstanceId, ...]] = {}
+        self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
         self._evicted: set[ModelId] = set()  # since it was used last
         self._used_ns: dict[ModelId, int] = {}
         self._wanted: tuple[ModelId, tuple[InstanceId, ...]] | None = None  # what comes first
@@ -88,7 +88,7 @@ class Placement:
                 if model == self._moving:
                     self._moving, self._settled_ns = None, now_ns + self._rules.settled_ns
                     if why:
-                        self._homes.pop(model, None)  # where its requests are is seen
+                        self._places.pop(model, None)  # where its requests are is seen
                 return []
             case PoolSampled(models, instances):
                 return self._sampled(models, instances, now_ns)
@@ -112,8 +112,8 @@ class Placement:
         if moving is None:
             self._wanted = None
             return effects
-        if self._wanted != (moving.model, moving.homes):
-            self._wanted, self._since_ns = (moving.model, moving.homes), now_ns
+        if self._wanted != (moving.model, moving.places):
+            self._wanted, self._since_ns = (moving.model, moving.places), now_ns
         if now_ns - self._since_ns < self._rules.held_ns:
             return effects
         self._wanted = None
@@ -122,18 +122,18 @@ class Placement:
             return [*effects, self._settle(moving)]
         self._moving = moving.model
         self._settle(moving)
-        return [*effects, MoveModel(moving.model, moving.homes[0], moving.source, moving.homes)]
+        return [*effects, MoveModel(moving.model, moving.places[0], moving.source, moving.places)]
 
-    def _settle(self, change: Change) -> HomesSet:
-        self._homes[change.model], self.because = change.homes, change.because
-        return HomesSet(change.model, change.homes)
+    def _settle(self, change: Change) -> PlacesSet:
+        self._places[change.model], self.because = change.places, change.because
+        return PlacesSet(change.model, change.places)
 
     def _pays(self, change: Change, view: PlacementView) -> bool:
         if change.gain_ppm is None:
             return True
         model, tokens = view.models[change.model], 0
         for name, instance in view.instances.items():
-            if change.source in (None, name) and name != change.homes[0]:
+            if change.source in (None, name) and name != change.places[0]:
                 tokens += sum([load.tokens for load in instance.loads if load.model == change.model])
         nbytes = model.weight_bytes + 2 * tokens * model.token_bytes
         costs_ns = nbytes * NS_PER_S / self._hardware.copy_bytes_per_s
@@ -149,8 +149,8 @@ class Placement:
                 continue
             self._evicted.add(model)
             evicted += [Evict(model, name) for name in view.instances]
-            if self._homes.pop(model, None):
-                evicted.append(HomesSet(model, ()))
+            if self._places.pop(model, None):
+                evicted.append(PlacesSet(model, ()))
         return evicted
 
     # --- what is seen -------------------------------------------------------------------------------------------------
@@ -192,14 +192,14 @@ class Placement:
             tbt_ns=sample.tbt_ns,
             tokens_per_s=tokens * NS_PER_S / spent_ns + decoding,
             prefill_ppm=prefill_ns * _PPM // spent_ns,
-            homes=self._homes_of(sample.model, instances),
+            places=self._places_of(sample.model, instances),
         )
 
-    def _homes_of(self, model: ModelId, instances: Mapping[InstanceId, InstanceView]) -> tuple[InstanceId, ...]:
+    def _places_of(self, model: ModelId, instances: Mapping[InstanceId, InstanceView]) -> tuple[InstanceId, ...]:
         """Those that were set and are up; else where it has requests, the most first."""
-        homes = tuple([home for home in self._homes.get(model, ()) if home in instances])
-        if homes:
-            return homes
+        places = tuple([home for home in self._places.get(model, ()) if home in instances])
+        if places:
+            return places
         there = [
             (-load.requests, each.instance) for each in instances.values() for load in each.loads if load.model == model
         ]
@@ -209,7 +209,7 @@ class Placement:
         """Which models are in use; those that were removed are forgotten."""
         for model in [model for model in self._used_ns if model not in samples]:
             del self._used_ns[model]
-            self._homes.pop(model, None)
+            self._places.pop(model, None)
             self._evicted.discard(model)
         before = self._window[-2][1] if len(self._window) > 1 else {}
         for model, sample in samples.items():

@@ -9,8 +9,8 @@ from msgspec import Struct
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
-from aegis.core.placement_views import PlacedLoad
 from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.placement_views import PlacedLoad
 
 _MILLION = 1_000_000
 

@@ -42,7 +42,6 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.placement_views import PlacedLoad
 from aegis.core.request import FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
@@ -57,7 +56,6 @@ from proxy.routing.events import (
     Ended,
     Event,
     ForeignLoad,
-    HomesSet,
     InstanceDown,
     InstanceUp,
     MessageReceived,
@@ -66,13 +64,15 @@ from proxy.routing.events import (
     ModelRemoved,
     ModelUp,
     MoveModel,
+    PlacesSet,
     Replayed,
     RequestArrived,
     SloSet,
     To,
 )
 from proxy.routing.first_tokens import FirstTokens
-from proxy.routing.moves import Homes, Moves, kv_is_cheaper
+from proxy.routing.moves import Moves, Places, kv_is_cheaper
+from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.pool_sample import Arrivals, ModelSample, loads_of, model_samples
 from proxy.routing.prefill_queues import PrefillQueues
 from proxy.routing.reasons import PlaceReasons, refusal
@@ -115,7 +115,7 @@ class Router:
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], Handle] = {}  # adopted and not released
         self._arrivals = Arrivals()
-        self._homes = Homes()
+        self._places = Places()
         self._moves = Moves()
         self._out: list[Effect] = []
 
@@ -154,8 +154,8 @@ class Router:
                 self._set_foreign(event)
             case MoveModel():
                 self._move(event)
-            case HomesSet(model, instances):
-                self._homes.set(model, instances)
+            case PlacesSet(model, instances):
+                self._places.set(model, instances)
         if self._moves:
             self._out += self._moves.ended()
         out, self._out = self._out, []
@@ -256,12 +256,12 @@ class Router:
         session.kv = None
 
     def _chosen(self, work: Work) -> InstanceId | None:
-        home = self._homes.of(work.model, self._decodes, self._decodes)
+        home = self._places.of(work.model, self._decodes, self._decodes)
         return home or self._decode_policy.place(work, self._decodes)
 
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         if self._reasons:
-            placed = self._reasons.place if work.model not in self._homes else self._reasons.place_at_home
+            placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
             self._out.append(placed(request, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
 
@@ -411,10 +411,10 @@ class Router:
 
     def _hand_over(self, model: ModelId, target: InstanceId) -> None:
         """The target has the model there, or has to wait for its turn: its requests leave where they are."""
-        homes = self._moves.brought_in(model, target)
-        if not homes:
+        places = self._moves.brought_in(model, target)
+        if not places:
             return
-        self._homes.set(model, homes)
+        self._places.set(model, places)
         spec, latency, asked = self._specs[model], self._latency[model], list[RequestId]()
         for request, session in self._sessions.items():
             at = session.decode
@@ -533,7 +533,7 @@ class Router:
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._moves.forget(model)
-        self._homes.set(model, ())
+        self._places.set(model, ())
         self._arrivals.forget(model)
         self._decodes.forget(model)
         self._latency.pop(model, None)

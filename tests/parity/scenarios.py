@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.placement_views import PlacementPolicy
 from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
@@ -19,6 +18,7 @@ from aegis.sim.simulation import PAGE_BYTES, Pool
 from aegis.sim.step_costs import StepCosts
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.events import MoveModel
+from proxy.routing.placement_views import PlacementPolicy
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
 

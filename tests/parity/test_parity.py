@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
-from aegis.core.placement_views import PlacementPolicy, PlacementRules
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, Site
 from aegis.sim.simulation import simulate
 from aegis.telemetry.decisions import DecisionLog
 from proxy.policies.kvpr import KvPressureRatio
 from proxy.policies.pressure import Pressure
+from proxy.routing.placement_views import PlacementPolicy, PlacementRules
 from tests.long_forms import LONG
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario

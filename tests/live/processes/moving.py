@@ -19,6 +19,8 @@ STREAMS, BESIDE = 16, 4
 MOVES = 20 if LONG else 6
 MAX_TOKENS = 1500 if LONG else 500
 GAP_S = 1.0
+_FACTORS = (17, 17, 13, 13, 17, 17, 17, 17, 17, 17, 17, 17, 17, 17, 13, 17, 13, 19, 13, 31)
+"""Of prompts whose answers have no two tokens that are nearly as likely, which rounding would decide."""
 INSTANCES = ("mixed-0", "mixed-1")
 
 
@@ -26,8 +28,8 @@ def bodies() -> list[Body]:
     """Streams of the model that moves, some of them sampled, then those of another one beside it."""
     made: list[Body] = []
     for n in range(STREAMS + BESIDE):
-        prompt = [(7 * n + at * at) % VOCAB_SIZE for at in range(1 + 9 * n)]
-        asked = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "seed": n, "temperature": n % 2}
+        prompt = [(_FACTORS[n] * n + at * at) % VOCAB_SIZE for at in range(1 + 9 * n)]
+        asked = {"max_tokens": MAX_TOKENS, "ignore_eos": True, "seed": n, "temperature": int(n % 5 == 0)}
         made.append({"model": MOVED if n < STREAMS else OTHER, "prompt": prompt} | asked)
     return made
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.placement_views import InstanceView, ModelView, PlacementView
 from proxy.policies.kvpr import KvPressureRatio
+from proxy.routing.placement_views import InstanceView, ModelView, PlacementView
 
 MEMORY = 1000
 TBT_NS = 10**8
@@ -18,13 +18,13 @@ def instance(number: int, *devices: int, memory: int = MEMORY) -> InstanceView:
 
 
 def model(number: int, rate: float, *, weights: int = 100, home: int | None = None, tbt_ns: int = TBT_NS) -> ModelView:
-    homes = () if home is None else (InstanceId(f"mixed-{home}"),)
-    return ModelView(ModelId(f"m{number}"), weights, 1, tbt_ns, rate, 0, homes)
+    places = () if home is None else (InstanceId(f"mixed-{home}"),)
+    return ModelView(ModelId(f"m{number}"), weights, 1, tbt_ns, rate, 0, places)
 
 
 def placed(instances: list[InstanceView], models: list[ModelView], threshold: float = 0.1) -> dict[str, str]:
     view = PlacementView({each.instance: each for each in instances}, {each.model: each for each in models})
-    return {c.model: c.homes[0] for c in KvPressureRatio(threshold=threshold).changes(view)}
+    return {c.model: c.places[0] for c in KvPressureRatio(threshold=threshold).changes(view)}
 
 
 def test_the_hungriest_come_first_and_are_apart() -> None:
@@ -79,11 +79,11 @@ RATES = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
 @given(RATES, st.integers(1, 5), st.data())
 def test_placing_again_under_the_same_loads_changes_nothing(rates: list[int], count: int, data: st.DataObject) -> None:
     """With a threshold, which keeps equals apart."""
-    homes = data.draw(st.lists(st.integers(0, count - 1), min_size=len(rates), max_size=len(rates)))
+    places = data.draw(st.lists(st.integers(0, count - 1), min_size=len(rates), max_size=len(rates)))
     pool = [instance(number) for number in range(count)]
     models = {
         f"m{n}": model(n, float(rate), weights=10, home=home)
-        for n, (rate, home) in enumerate(zip(rates, homes, strict=True))
+        for n, (rate, home) in enumerate(zip(rates, places, strict=True))
     }
     for _ in range(3):
         changes = placed(pool, list(models.values()))

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 from proxy.policies.pressure import Pressure
-from proxy.routing.events import HomesSet, ModelMoved, MoveModel
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 from proxy.routing.placement import LOOK_NS, Effect, Evict, Placement, PoolSampled
+from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 from proxy.routing.pool_sample import ModelSample
 
 A, B = ModelId("a"), ModelId("b")
@@ -59,7 +59,7 @@ class Pool:
 
 def test_what_is_wanted_is_done() -> None:
     assert Pool(MOVE).look() == [MoveModel(A, TWO, ONE, (TWO,))]
-    assert Pool(Change(A, (ONE, TWO), moves=False, because="so")).look() == [HomesSet(A, (ONE, TWO))]
+    assert Pool(Change(A, (ONE, TWO), moves=False, because="so")).look() == [PlacesSet(A, (ONE, TWO))]
 
 
 def test_a_change_is_made_when_it_was_wanted_for_long_without_a_break() -> None:
@@ -74,7 +74,7 @@ def test_a_change_is_made_when_it_was_wanted_for_long_without_a_break() -> None:
 def test_another_wish_waits_anew() -> None:
     pool = Pool(MOVE, held_ns=2 * NS_PER_S)
     assert pool.look(2) == []
-    pool.policy.wanted = (replace(MOVE, homes=(ONE,)),)
+    pool.policy.wanted = (replace(MOVE, places=(ONE,)),)
     assert pool.look(2) == [] and len(pool.look()) == 1
 
 
@@ -98,20 +98,20 @@ def test_requests_that_only_come_elsewhere_are_not_waited_for() -> None:
     assert len(pool.look()) == 1
     pool.policy.wanted = (MOVE, Change(B, (ONE,), moves=False, because="so"))
     pool.models.append(replace(SAMPLE, model=B))
-    assert pool.look() == [HomesSet(B, (ONE,))]
+    assert pool.look() == [PlacesSet(B, (ONE,))]
 
 
-def test_homes_are_those_that_were_set_as_long_as_they_are_up_else_where_requests_are() -> None:
+def test_places_are_those_that_were_set_as_long_as_they_are_up_else_where_requests_are() -> None:
     pool = Pool()
     pool.look()
-    assert pool.policy.views[-1].models[A].homes == (ONE,)
+    assert pool.policy.views[-1].models[A].places == (ONE,)
     pool.policy.wanted = (MOVE,)
     pool.look()
     pool.look()
-    assert pool.policy.views[-1].models[A].homes == (TWO,), "it is on its way"
+    assert pool.policy.views[-1].models[A].places == (TWO,), "it is on its way"
     pool.moved("mixed-1 was lost")
     pool.look()
-    assert pool.policy.views[-1].models[A].homes == (ONE,)
+    assert pool.policy.views[-1].models[A].places == (ONE,)
 
 
 def test_rates_are_those_of_the_window() -> None:
@@ -157,7 +157,7 @@ def test_a_model_that_is_evicted_has_no_home() -> None:
     pool = Pool(Change(A, (TWO,), moves=False, because="so"), idle_ns=5 * NS_PER_S)
     pool.look()
     pool.policy.wanted, pool.loads = (), {ONE: (), TWO: ()}
-    assert pool.look(6) == [Evict(A, ONE), Evict(A, TWO), HomesSet(A, ())]
+    assert pool.look(6) == [Evict(A, ONE), Evict(A, TWO), PlacesSet(A, ())]
 
 
 def test_a_model_that_was_removed_is_forgotten() -> None:
@@ -167,7 +167,7 @@ def test_a_model_that_was_removed_is_forgotten() -> None:
     pool.look()
     pool.models = [SAMPLE]
     pool.look()
-    assert pool.policy.views[-1].models[A].homes == (ONE,)
+    assert pool.policy.views[-1].models[A].places == (ONE,)
 
 
 def test_our_policy_relieves_a_device_that_has_no_time() -> None:

@@ -35,7 +35,7 @@ class InstanceView(Struct, frozen=True):
 
 
 class ModelView(Struct, frozen=True):
-    """`homes` are the instances that its requests go to, the first one before all others; none: wherever."""
+    """`places` are the instances that its requests go to, the first one before all others; none: wherever."""
 
     model: ModelId
     weight_bytes: int  # on each device
@@ -43,7 +43,7 @@ class ModelView(Struct, frozen=True):
     tbt_ns: int
     tokens_per_s: float  # that its KV grows by: prompts of late, and a token every TBT of each request
     prefill_ppm: int  # of an instance's time, for its prompts
-    homes: tuple[InstanceId, ...]
+    places: tuple[InstanceId, ...]
 
 
 class PlacementView(Struct, frozen=True):
@@ -54,12 +54,12 @@ class PlacementView(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """From now on requests of the model go to `homes`; those at `source`, or anywhere but there, go on at the first.
+    """From now on requests of the model go to `places`; those at `source`, or anywhere but there, go on at the first.
     Where they stay, `moves` is false. `gain_ppm`: what the most loaded of the devices concerned is relieved of, in
     millionths of its time; None: the policy has weighed the costs."""
 
     model: ModelId
-    homes: tuple[InstanceId, ...]
+    places: tuple[InstanceId, ...]
     moves: bool
     because: str
     source: InstanceId | None = None
