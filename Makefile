@@ -15,7 +15,7 @@ SEED ?= 0
 # Each of the many processes that tests start would compile our modules, and pytest's its plugins.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-gpu \
+.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-moves test-gpu \
 	test-vllm vllm lint format generate clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
@@ -32,6 +32,7 @@ help:
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
 	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, all schedulers, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
+	@echo "make test-moves a model that moves 20 times with its streams, between instances and Ray nodes; some minutes"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
@@ -225,6 +226,11 @@ test-ray: $(TOOLS)
 
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000
+
+# make test has six moves between instances of one machine.
+test-moves: $(TOOLS)
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/processes/test_moves.py
+	AEGIS_TEST_LONG=1 AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/live/processes/test_ray.py -k "moves"
 
 # A tree of its own: nothing but what asks for it runs code that may be older than the sources.
 compiled: $(TOOLS)

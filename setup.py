@@ -31,6 +31,7 @@ COMPILED = (
     "aegis/sim/processor_sharing.py",
     "aegis/sim/times.py",
     "aegis/sim/timeline_semaphores.py",
+    "decode/hand_overs.py",
     "decode/kv_swap.py",
     "decode/kv_arrivals.py",
     "decode/batch_view.py",
@@ -61,7 +62,9 @@ COMPILED = (
     "proxy/routing/sorted_lists.py",
     "proxy/routing/prefill_queues.py",
     "proxy/routing/demand.py",
+    "proxy/routing/moves.py",
     "proxy/routing/router.py",
+    "proxy/routing/sessions.py",
 )
 
 wanted = os.environ.get("AEGIS_COMPILE") == "1"

@@ -31,6 +31,9 @@ from decode.policies.serverlessllm_oracle_sjf import (
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from prefill.policies.least_slack import LeastSlackPrefill
+from proxy.policies.kvpr import KvPressureRatio
+from proxy.policies.pressure import Pressure
+from proxy.routing.placement_views import PlacementPolicy
 
 _PUBLISHED_BYTES_PER_S = 16_600_000_000
 """The artifact's link: it takes 14, 18 and 26 GB at 16 GB/s, which the real images take at this rate on average."""
@@ -79,6 +82,7 @@ class Recipe:
     switch_ns: int | None = None
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
+    placement: Callable[[Site], PlacementPolicy] | None = None  # of models, where they move; None: they do not
     lanes: bool = False  # it is made for devices that are divided
     one_model: bool = False  # its paper serves one
     profiled: bool = False  # a simulated device was profiled before, for guards
@@ -89,6 +93,20 @@ class Recipe:
         """The roles that were asked for, else those that the policy is made for, else fixed ones if prefill and decode
         instances were `counted`."""
         return asked or self.roles or (Roles.FIXED if counted else Roles.AUTO)
+
+
+PLACEMENTS: Mapping[str, Callable[[Site], PlacementPolicy]] = {
+    "pressure": lambda site: Pressure(),
+    "kvpr": lambda site: KvPressureRatio(),
+}
+"""The policies of placement by name: ours and Prism's."""
+
+
+def placement(name: str) -> Callable[[Site], PlacementPolicy]:
+    """Raises UserError."""
+    if name not in PLACEMENTS:
+        raise UserError(f"unknown placement {name!r}; expected one of {', '.join(PLACEMENTS)}", param="placement")
+    return PLACEMENTS[name]
 
 
 def recipe(name: str, *, as_published: bool = False) -> Recipe:
@@ -147,6 +165,7 @@ RECIPES: Mapping[str, Recipe] = {
             roles=None,
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,
+            placement=PLACEMENTS["pressure"],
         ),
         Recipe(
             name="serverlessllm",

@@ -9,6 +9,7 @@ from aegis.core.views import PrefillOrder
 from aegis.policies import Policy, Site, recipe, with_step_tokens
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.placement_views import PlacementPolicy
 from proxy.routing.router import Router
 
 
@@ -34,6 +35,11 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     def prefill_order(self) -> PrefillOrder | None:
         """The order of jobs on a prefill instance; None: one group after the other. Raises UserError."""
         return recipe(self.policy).order
+
+    def placement(self) -> PlacementPolicy | None:
+        """The policy that moves models between instances, if the scheduler has one. Raises UserError."""
+        made = recipe(self.policy).placement
+        return made(Site(memory_bytes=self.memory_bytes)) if made else None
 
     def session_core(self) -> Router:
         """The router of a proxy. Raises UserError."""

@@ -28,6 +28,7 @@ from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, ProxyId
 from aegis.core.messages import (
     AddModel,
     Adopt,
+    BringIn,
     Broken,
     Cancel,
     CarryImage,
@@ -38,10 +39,10 @@ from aegis.core.messages import (
     GaveUp,
     GrantPages,
     GrantSlabs,
+    HandOver,
     ImageCached,
     KeepKv,
     KvFetched,
-    KvReleased,
     MeetProxy,
     PeerReady,
     Ping,
@@ -63,15 +64,16 @@ from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
+from decode.hand_overs import HandOvers
 from decode.kv_arrivals import Arrivals, unserved
 from decode.kv_swap import KvSwap
 from decode.lost_peers import LostPeers
 from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
-from decode.prompt_rows import PromptRows, is_alone, learnt_pieces, with_a_block
+from decode.prompt_rows import PromptRows, is_alone, with_a_block
 from decode.reasons import TurnReasons
 from decode.second_lane import NO_LANES, LaneOffers, SecondLane
-from decode.sequences import DEVICE, Counters, Room, Sequence, Where
+from decode.sequences import DEVICE, Counters, Room, Sequence, Where, adopted, submitted
 from decode.step_times import ChangeTimes, StepTimes
 from decode.turn_runs import turn_run
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -124,6 +126,9 @@ class DecodeCore:
         self._lost_peers = LostPeers(self._kv, self._arrivals, send)
         self._eviction_reasons = EvictionReasons(instance, self._work, self._step_times.latency) if explains else None
         self._eviction = Eviction(ledger, self._kv, self._work, self.counters, self._give_up, self._eviction_reasons)
+        self.hand_overs = HandOvers(
+            instance, machine, ledger, self._kv, self._work, self._eviction, self._phases, send, self._leave
+        )
         self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
         self._second = SecondLane(lanes, policy, self._views, self._eviction, self.counters, self._prompt_rows)
 
@@ -163,9 +168,13 @@ class DecodeCore:
                 self._forget(event)
             case DropProxy():
                 self._drop_proxy(event.proxy)
-            case Tick() | ReleaseProxy():
-                pass  # nothing is handed over from here
-            case ReleaseKv() | MeetProxy() | Ping() | Shutdown():
+            case HandOver():
+                self.hand_overs.ask(event, self._by_request.get(event.request))
+            case BringIn() | ReleaseKv() | ReleaseProxy():
+                self.hand_overs.on_message(event)
+            case Tick():
+                pass
+            case MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
         self._ask(*self._advance(now_ns))
         return self._effects.take()
@@ -208,8 +217,7 @@ class DecodeCore:
         if spec is None:
             self._effects.send(unserved(job))
             return
-        sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
-        sequence.made += job.sent
+        sequence = submitted(job, spec)
         if self._work.rules.chunk_tokens is not None:
             sequence.rank_ns = prompt_rank_ns(job, spec.slo, self._step_times.latency[job.model])
         self._join(sequence)
@@ -217,15 +225,14 @@ class DecodeCore:
     def _adopt(self, event: Adopt) -> None:
         spec = self.ledger.specs.get(event.job.model)
         if spec is None:
-            self._effects.send(KvReleased(event.job.request, event.job.attempt, event.kv))
+            self.hand_overs.refuse(event)
             self._effects.send(unserved(event.job))
             return
-        where = Where.HOST if event.kv.machine == self.machine else Where.ABROAD
-        sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv, where)
-        sequence.made += event.tokens
+        sequence = adopted(event, spec, self.machine)
+        self.hand_overs.take_back(sequence)
         self._effects.append(Track(event.job, event.tokens))
         self._by_request[sequence.job.request] = sequence
-        if where is Where.ABROAD:
+        if sequence.where is Where.ABROAD:
             self._arrivals.expect(sequence)
         else:
             self._join(sequence)
@@ -296,8 +303,8 @@ class DecodeCore:
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
-        if alone:
-            self._learn_steps(stepped, event, now_ns)
+        if alone and (took := self._second.learn_steps(stepped, event, now_ns)):
+            self._effects.send(took)
         turn = self._work.turn
         if turn and not event.lane:
             turn.batch.chunked = False
@@ -317,28 +324,16 @@ class DecodeCore:
             if sequence.job.sampling.finish(sequence.generated - 1, token.id):
                 self._leave(sequence, keep=True)
 
-    def _learn_steps(self, stepped: Stepping, event: Stepped, now_ns: int) -> None:
-        steps, rows = len(event.steps), len(stepped)
-        context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
-        model, step_ns = stepped[0].job.model, event.duration_ns // steps
-        if not self._second.saw_steps(model, rows, context, steps, step_ns, lane=event.lane):
-            took = self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
-            if took:
-                self._effects.send(took)
-
     def _prefilled(
         self, stepped: Stepping, rows: tuple[Row, ...], streams: Stepping, event: Stepped, now_ns: int
     ) -> None:
         """Each prompt had a share of the step's time, by its tokens."""
-        model, took_ns = stepped[0].job.model, event.duration_ns
-        pieces = learnt_pieces(stepped, rows)
-        if took_ns and not self._second.saw_prefill(model, pieces, event):
-            self._prompt_rows.learn(pieces, streams, model, took_ns)
+        self._second.learn_prompts(stepped, rows, streams, event)
         tokens, made = sum([row.stop - row.start for row in rows]), 0
         for sequence, row in zip(stepped, rows, strict=True):
             self.counters.prefills += row.samples
             self.counters.prompt_tokens += row.stop - row.start
-            sequence.prefill_ns += took_ns * (row.stop - row.start) // tokens
+            sequence.prefill_ns += event.duration_ns * (row.stop - row.start) // tokens
             token = event.steps[0][made] if row.samples else None
             made += row.samples
             if sequence.dropped:
@@ -390,6 +385,7 @@ class DecodeCore:
     def _load_failed(self, event: LoadFailed) -> None:
         """Requests that wait for the model go on when its image was made again; the next request tries again."""
         self._models.load_failed(event)
+        self.hand_overs.load_failed(event.model)
         for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
             self._leave(sequence)
             self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
@@ -411,6 +407,8 @@ class DecodeCore:
             self._arrivals.advance(idle=not self._work.batches)
         if self._lost_peers:
             self._lost_peers.answer()
+        if self.hand_overs:
+            self.hand_overs.advance()
         if self._models.dropping:
             self._drop_models()
         if self.ledger.unloading:
@@ -432,6 +430,8 @@ class DecodeCore:
             self._phases.stop(self._second.forget_left())
         if self._work.stepping and self._work.rules.prefetches:
             self._eviction.prefetch()
+        if self.hand_overs:
+            self.hand_overs.bring_in()
         if not self.ledger.balloon.owes:
             self._eviction.grow_ahead(self._work.stepping if begun else ())
             self._eviction.grow_ahead(self._work.beside if beside else ())
@@ -506,7 +506,7 @@ class DecodeCore:
 
     def _there(self, batch: Batch) -> list[Sequence]:
         """Its sequences that the first lane can decode."""
-        return [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside]
+        return [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside and not s.leaving]
 
     def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""

@@ -41,6 +41,7 @@ class Eviction:
         self._give_up = give_up
         self._reasons = reasons
         self._weights = WeightEviction(ledger, reasons)
+        self.expected: set[ModelId] = set()  # models whose requests are to come from elsewhere
 
     # --- for the turn that runs ---------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class Eviction:
         """Abandons loads of models that no batch waits for any more, so that others have the link."""
         loading = self._ledger.weights.loading()
         if loading:
-            wanted = {batch.model for batch in self._work.batches}
+            wanted = {batch.model for batch in self._work.batches} | self.expected
             self._abandon([model for model, _ in loading if model not in wanted])
 
     # --- for other instances ------------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from aegis.core.effects import DivideDevice, Row, Run
 from aegis.core.events import Stepped
 from aegis.core.ids import ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
+from aegis.core.messages import StepsTook
 from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
-from decode.prompt_rows import PromptRows, is_alone
+from decode.prompt_rows import PromptRows, is_alone, learnt_pieces
 from decode.rows import decode_rows
 from decode.sequences import Counters, Sequence, Where
 from decode.worklist import Batch
@@ -187,7 +188,8 @@ class SecondLane:
 
     def _rows(self, batch: Batch) -> list[Sequence]:
         """Its sequences that can have a step without anything leaving the device."""
-        return [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and self._eviction.fits(s)]
+        ready = [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and not s.leaving]
+        return [s for s in ready if self._eviction.fits(s)]
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -273,13 +275,33 @@ class SecondLane:
         return step_ns <= min(slo.tbt_ns, slo.gap_ns)
 
     def stale(self) -> bool:
-        """Whether the steps under way on the second lane should end: their batch has the turn, or pages are owed."""
+        """Whether the steps under way on the second lane should end: their batch has the turn, pages are owed, or one
+        of their sequences goes on elsewhere."""
         rows, turn = self._work.beside, self._work.turn
         if not rows or self.prompts:
             return False
+        if any([s.leaving for s in rows]):
+            return True
         return self._ledger.balloon.owes or (turn is not None and rows[0].job.model == turn.batch.model)
 
     # --- learning -----------------------------------------------------------------------------------------------------
+
+    def learn_steps(self, stepped: tuple[Sequence, ...], event: Stepped, now_ns: int) -> StepsTook | None:
+        """Of decode steps alone, before their tokens are counted; returns the report for proxies, if it is time."""
+        steps, rows = len(event.steps), len(stepped)
+        context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
+        model, step_ns = stepped[0].job.model, event.duration_ns // steps
+        if self.saw_steps(model, rows, context, steps, step_ns, lane=event.lane):
+            return None
+        return self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
+
+    def learn_prompts(
+        self, stepped: tuple[Sequence, ...], rows: tuple[Row, ...], streams: tuple[Sequence, ...], event: Stepped
+    ) -> None:
+        """Of a step of these `rows` of prompts, beside which `streams` decoded."""
+        model, pieces = stepped[0].job.model, learnt_pieces(stepped, rows)
+        if event.duration_ns and not self.saw_prefill(model, pieces, event):
+            self._prompt_rows.learn(pieces, streams, model, event.duration_ns)
 
     def saw_steps(self, model: ModelId, rows: int, context: int, steps: int, step_ns: int, *, lane: int) -> bool:
         """Whether these `steps` were run on a part of the device, and say nothing of the whole."""

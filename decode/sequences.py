@@ -7,7 +7,8 @@ from enum import Enum
 from typing import Final
 
 from aegis.core.block_runs import Blocks
-from aegis.core.ids import BlockRun
+from aegis.core.ids import BlockRun, MachineId
+from aegis.core.messages import Adopt
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job, KeptPrefix, KvHandle
 
@@ -78,6 +79,7 @@ class Sequence:
     running: bool = False
     dropped: bool = False
     beside: bool = False  # in the run under way on the second lane
+    leaving: bool = False  # it is to be handed over, and has no step any more
     refused: bool = False  # there was no room on the device for it when its batch last wanted it there
     suspect: bool = False  # a step that its prompt shared has failed
     prefill_ns: int = 0  # the time of the prefill
@@ -111,3 +113,18 @@ class Sequence:
     def blocks_ahead(self, lookahead: int) -> int:
         ahead = -(-self.cached // self.block_tokens) + lookahead
         return ahead if ahead < self.most_blocks else self.most_blocks
+
+
+def submitted(job: Job, spec: ModelSpec) -> Sequence:
+    """One that is to be prefilled here."""
+    sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)
+    sequence.made += job.sent
+    return sequence
+
+
+def adopted(event: Adopt, spec: ModelSpec, machine: MachineId) -> Sequence:
+    """One that goes on here, on this machine, from KV that another instance has handed over."""
+    where = Where.HOST if event.kv.machine == machine else Where.ABROAD
+    sequence = Sequence(event.job, len(event.tokens), event.tokens[-1], event.kv.tokens, spec, event.kv, where)
+    sequence.made += event.tokens
+    return sequence

@@ -153,6 +153,19 @@ def load(context: typer.Context, instance: _Instance, model: _Model) -> int:
 
 
 @ctl.command()
+def move(context: typer.Context, model: _Model, instance: _Instance) -> int:
+    """Move a model with its requests to an instance; their streams go on there.
+
+    \b
+    Example:
+      aegis ctl move llama mixed-1
+    """
+    from aegis.control.messages import MoveModel
+
+    return _send(context.obj, instance, MoveModel(model, context.obj["timeout_s"]))
+
+
+@ctl.command()
 def role(
     context: typer.Context,
     instance: _Instance,

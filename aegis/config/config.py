@@ -313,6 +313,11 @@ class Scheduling(Section):
         default=None,
         description="Tokens of prompts in one step of an instance, at most; as many as time allows if not set",
     )
+    migrates: bool = Field(
+        default=False,
+        description="Models move, with their running requests, from instances that have no time for them to others: "
+        "docs/moves.md",
+    )
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 
@@ -419,6 +424,7 @@ OPTIONS: dict[str, Key] = {
     "shutdown_timeout": ("server", "shutdown_timeout_s"),
     "policy": ("scheduling", "policy"),
     "step_tokens": ("scheduling", "step_tokens"),
+    "migrate": ("scheduling", "migrates"),
     "slo": ("slo",),
     "mqtt": ("mqtt", "url"),
     "mqtt_prefix": ("mqtt", "prefix"),

@@ -131,6 +131,13 @@ class SetLimit(Struct, frozen=True, tag_field="do", tag="set_limit"):
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
 
 
+class MoveModel(Struct, frozen=True, tag_field="do", tag="move_model"):
+    """The model's requests go on at this instance, and those that come go there; done when none is left elsewhere."""
+
+    model: ModelName
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+
+
 class Remove(Struct, frozen=True, tag_field="do", tag="remove"):
     """Like `drain`, and forget it: there will be no instance of that name any more."""
 
@@ -144,7 +151,7 @@ class Add(Struct, frozen=True, tag_field="do", tag="add"):
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 120.0
 
 
-Command = Drain | Resume | Pin | Unpin | LoadModel | SetRole | SetLimit | Remove
+Command = Drain | Resume | Pin | Unpin | LoadModel | SetRole | SetLimit | MoveModel | Remove
 
 
 class Order(Struct, frozen=True, kw_only=True):

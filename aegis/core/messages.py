@@ -60,6 +60,23 @@ class Adopt(Struct, frozen=True, tag=True):
     kv: KvHandle
 
 
+class BringIn(Struct, frozen=True, tag=True):
+    """To a decode or mixed instance: requests of the model are to come from elsewhere. Bring its weights in, if there
+    is room that nobody here needs; answered by `BroughtIn`."""
+
+    model: ModelId
+
+
+class HandOver(Struct, frozen=True, tag=True):
+    """To a decode or mixed instance: the request goes on elsewhere. Answered by `HandedOver`, unless the request ends,
+    or is given up, before: a step under way and a prefill that has begun are finished first. Without `with_kv` its KV
+    is not wanted."""
+
+    request: RequestId
+    attempt: int
+    with_kv: bool = True
+
+
 class Cancel(Struct, frozen=True, tag=True):
     """Free all the request holds here. Not answered."""
 
@@ -207,6 +224,8 @@ ToInstance = (
     | UnloadModel
     | Submit
     | Adopt
+    | BringIn
+    | HandOver
     | Cancel
     | ReleaseKv
     | GrantSlabs
@@ -317,6 +336,24 @@ class KvReleased(Struct, frozen=True, tag=True):
     request: RequestId
     attempt: int
     kv: KvHandle
+
+
+class BroughtIn(Struct, frozen=True, tag=True):
+    """Answers `BringIn`: the weights are there now, or there is no room for them before a request's turn."""
+
+    model: ModelId
+    there: bool
+
+
+class HandedOver(Struct, frozen=True, tag=True):
+    """Answers `HandOver`: nothing more comes from here, after so many tokens in all. The KV will be there; None: it is
+    to be made again, because it was not wanted, had not been made, or the host has no slab for it. The owner of the KV
+    is another instance where it had not arrived from there yet."""
+
+    request: RequestId
+    attempt: int
+    generated: int
+    kv: KvHandle | None
 
 
 class Phase(Struct, frozen=True, tag=True):
@@ -533,6 +570,8 @@ FromInstance = (
     | PromptLogprobs
     | Reused
     | KvReleased
+    | BroughtIn
+    | HandedOver
     | Phase
     | GaveUp
     | Broken

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from aegis.core.events import InstanceEvent
 from aegis.core.ids import ModelId
-from aegis.core.messages import Adopt, Cancel, DropModel, DropProxy, ForgetPeer, Shutdown, Submit
+from aegis.core.messages import Adopt, Cancel, DropModel, DropProxy, ForgetPeer, HandOver, Shutdown, Submit
 from aegis.core.request import Sampling
 
 _Work = Submit | Adopt
@@ -35,7 +35,7 @@ class GrammarWait:
                     return [event]
                 self._waiting.append(event)
                 return []
-            case Cancel(request):
+            case Cancel(request) | HandOver(request):
                 return [*self._released(lambda work: work.job.request == request), event]
             case DropModel() | DropProxy() | ForgetPeer() | Shutdown():
                 return [*self._released(lambda _: True), event]

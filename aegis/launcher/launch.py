@@ -35,6 +35,7 @@ from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
+from aegis.policies import RECIPES, recipe
 from aegis.process import garbage_collection
 from aegis.process.child import end_with_launcher
 from aegis.process.forced_exit import killed_after_signal, on_signals
@@ -68,6 +69,7 @@ def main(config: Config, reading: Reading | None = None) -> int:
     if config.ray.address:
         refuse_without_ray()
     _refuse_to_change_mixed(config)
+    _refuse_to_migrate(config)
     sources = sources_of(config, demo=config.serves_demo)
     return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
 
@@ -213,6 +215,16 @@ def _refuse_to_change_mixed(config: Config) -> None:
             "--change-roles is for prefill and decode instances: say how many with --prefill and --decode, or give "
             "--roles fixed",
             param="change_roles",
+        )
+
+
+def _refuse_to_migrate(config: Config) -> None:
+    """Raises UserError."""
+    if config.scheduling.migrates and recipe(config.scheduling.policy).placement is None:
+        known = ", ".join(name for name, each in RECIPES.items() if each.placement)
+        raise UserError(
+            f"policy {config.scheduling.policy!r} does not move models: leave out --migrate, or take {known}",
+            param="migrate",
         )
 
 

@@ -19,6 +19,7 @@ from aegis.core.request import Job
 from aegis.core.role import Role
 from aegis.device.performance import figures
 from aegis.instance.settings import InstanceSettings
+from aegis.launcher.placing import Placing
 from aegis.launcher.role_shift import RoleShift
 from aegis.launcher.services import Services
 from aegis.metadata.loads import loads_of
@@ -125,9 +126,11 @@ async def open_market(
             pool.start()
             control = NodeControl(node, near.queries, clock)
             shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
+            policy = template.placement() if config.scheduling.migrates else None
+            placing = (Placing(node, core, policy, template.hardware, clock).run(),) if policy else ()
             try:
                 with services.bus.serving(control):
-                    async with running(*shifting):
+                    async with running(*shifting, *placing):
                         yield LiveMarket(node, near.queries, proxy, template, wires)
             finally:
                 await pool.close()

@@ -8,7 +8,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aegis.config.sizes import format_size
-from aegis.control.messages import Add, Command, Drain, LoadModel, Pin, Remove, Resume, SetLimit, SetRole, Unpin
+from aegis.control.messages import (
+    Add,
+    Command,
+    Drain,
+    LoadModel,
+    MoveModel,
+    Pin,
+    Remove,
+    Resume,
+    SetLimit,
+    SetRole,
+    Unpin,
+)
 from aegis.core.clock import Clock
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
@@ -21,6 +33,7 @@ from aegis.policies import recipe
 from aegis.telemetry.logs import log
 from aegis.transport.node_messages import InstanceGivenUp
 from memory.image_cache import State
+from proxy.routing import events as routing
 
 _DRAIN_S = 60.0
 _POLL_S = 0.02
@@ -78,6 +91,8 @@ class NodeControl:
                 return f"{model} may leave the model cache"
             case LoadModel(model, timeout_s):
                 return await self._load(self._model(model), timeout_s)
+            case MoveModel(model, timeout_s):
+                return await self._move(self._model(model), name, timeout_s)
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
@@ -239,6 +254,24 @@ class NodeControl:
     async def _pin(self, model: ModelId) -> str:
         await self._node.catalogue.change(model, ModelChange(pinned=True))
         return f"{model} is pinned in the model cache"
+
+    async def _move(self, model: ModelId, target: InstanceId, timeout_s: float) -> str:
+        if self._pool.role(target) is Role.PREFILL:
+            raise UserError(f"{target} only prefills: name a decode or mixed instance")
+        if not self._node.serves(target):
+            raise UserError(f"{target} is not up; try again when it is")
+        try:
+            async with asyncio.timeout(timeout_s):
+                done = await self._node.moves.move(routing.MoveModel(model, target))
+        except TimeoutError:
+            raise UserError(
+                f"not all requests of {model} are at {target} after {timeout_s:g} s; they still go"
+            ) from None
+        if done.why:
+            raise UserError(f"{model} was not moved to {target}: {done.why}")
+        return (
+            f"{model} goes on at {target}: {done.moved} requests moved with their KV, {done.replayed} prefilled again"
+        )
 
     async def _load(self, model: ModelId, timeout_s: float) -> str:
         self._node.catalogue.used(model, self._clock.now_ns())

@@ -114,6 +114,12 @@ class Devices:
         """The ordinal of its device."""
         return self._devices.index(self._of(instance))
 
+    def numbers(self, instance: InstanceId) -> tuple[int, ...]:
+        """The numbers of the devices of its ranks."""
+        device = self._of(instance)
+        first = sum([len(other.pools) for other in self._devices[: self._devices.index(device)]])
+        return tuple(range(first, first + len(device.pools)))
+
     def arbiters(self) -> list[PageArbiter]:
         """The accounts of each device."""
         return [device.arbiter for device in self._devices]

@@ -47,6 +47,7 @@ from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.kv_fetches import Fetches, Fetching
 from aegis.node.lost_proxies import LostProxies
 from aegis.node.model_catalogue import Catalogue
+from aegis.node.model_moves import ModelMoves
 from aegis.node.proxy_links import ProxyLinks
 from aegis.node.registration import Register
 from aegis.telemetry.decisions import DecisionLog, Decisions
@@ -79,7 +80,7 @@ from memory.budget import Budget
 from memory.host_kv import ForHost
 from memory.machines_kv import MachinesKv
 from memory.peers.links import ForLinks, PeerLinks
-from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
+from proxy.routing.events import ModelAway, ModelMoved, ModelRemoved, ModelUp, SloSet
 from proxy.routing.permits import Permits
 
 _logger = logging.getLogger(__name__)
@@ -123,6 +124,7 @@ class Node:
         self.metrics = NodeMetrics()
         self.bus = bus
         self.proxies = ProxyLinks()
+        self.moves = ModelMoves(self.proxies)
         self._keys = Keyring()
         self._permits = Permits()
         self.images = images
@@ -193,13 +195,14 @@ class Node:
         end.deliver(KeysSet(self._keys))
         if self._announced_unserved:
             end.deliver(self._unserved_message())
-        for event in self.catalogue.ready():
+        for event in (*self.catalogue.ready(), *self.moves.places()):
             end.deliver(event)
         self.broadcast(MeetProxy(proxy, end.address))
 
     def leave(self, proxy: ProxyId) -> None:
         """The proxy is lost, and with it all its requests."""
         self.proxies.leave(proxy)
+        self.moves.left(proxy)
         self._permits.lost(proxy, self.clock.now_ns())
         self._lost_proxies.begin(proxy, self.up)
         self.broadcast(DropProxy(proxy))
@@ -224,6 +227,8 @@ class Node:
         match message:
             case Noted():
                 self.proxies.noted(proxy, message)
+            case ModelMoved():
+                self.moves.answered(proxy, message)
             case ModelUsed(model):
                 self.catalogue.used(model, self.clock.now_ns())
                 self._outbox.flush()
@@ -380,6 +385,8 @@ class Node:
     # --- doing --------------------------------------------------------------------------------------------------------
 
     def notify_proxies(self, event: ModelUp | ModelAway | ModelRemoved | SloSet | Registering) -> None:
+        if isinstance(event, ModelRemoved):
+            self.moves.removed(event.model)
         self.proxies.broadcast(event)
 
     def broadcast(self, message: ToInstance) -> None:

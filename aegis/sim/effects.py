@@ -21,7 +21,7 @@ from aegis.core.effects import (
 )
 from aegis.core.ids import InstanceId
 from aegis.core.messages import Submit, ToInstance
-from proxy.routing.events import Deliver, Ended, Event, To
+from proxy.routing.events import Deliver, Ended, Event, ModelMoved, To
 from proxy.routing.router import Router
 
 
@@ -73,7 +73,7 @@ class RouterEffects:
     """Those of the router, which is told of events here. With a `host` each new prompt is looked up in what the host
     has kept of earlier ones."""
 
-    __slots__ = ("_decided", "_deliver", "_ended", "_host", "_router", "_send")
+    __slots__ = ("_decided", "_deliver", "_ended", "_host", "_moved", "_router", "_send")
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class RouterEffects:
         ended: Callable[[Ended], None],
         deliver: Callable[[Deliver], None] | None = None,
         decided: Callable[[Decision], None] | None = None,
+        moved: Callable[[ModelMoved], None] | None = None,
     ) -> None:
         self._router = router
         self._host = host
@@ -91,6 +92,7 @@ class RouterEffects:
         self._ended = ended
         self._deliver = deliver
         self._decided = decided
+        self._moved = moved
 
     def tell(self, event: Event, now_ns: int) -> None:
         """What the router decides is done, in order."""
@@ -107,3 +109,5 @@ class RouterEffects:
                     self._deliver(effect)
             elif type(effect) is Decision and self._decided:
                 self._decided(effect)
+            elif type(effect) is ModelMoved and self._moved:
+                self._moved(effect)

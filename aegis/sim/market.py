@@ -29,6 +29,7 @@ from aegis.core.messages import (
     SwitchDone,
     TakeBack,
     ToInstance,
+    UnloadModel,
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
@@ -45,7 +46,9 @@ from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from memory.page_arbiter import TICK_NS, PageArbiter
 from memory.peers.links import PeerLinks
-from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, RequestArrived
+from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, ModelMoved, RequestArrived
+from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
+from proxy.routing.placement_views import InstanceView
 from proxy.routing.router import Router
 
 _ALONE: Final = (GrantPages, TakeBack)
@@ -114,6 +117,7 @@ class SimMarket:
         decisions: DecisionLog | None = None,
         slab_bytes: int = 0,
         reuses: bool = False,
+        placement: Placement | None = None,
     ) -> None:
         """`slab_bytes` matter where it `reuses` KV."""
         self.agenda = agenda
@@ -132,22 +136,41 @@ class SimMarket:
         self._memory = NodeMemory(host_slabs, slab_bytes, specs.get)
         self._reused = ReusedPrefixes()
         host = self._memory.host if reuses else self._reused
-        self._router = RouterEffects(router, host, send=self._put, ended=self._ended, decided=self._decided)
+        self._core, self._placement = router, placement
+        self._devices: dict[InstanceId, tuple[tuple[int, ...], int]] = {}
+        self.moves: list[ModelMoved] = []
+        self._router = RouterEffects(
+            router, host, send=self._put, ended=self._ended, decided=self._decided, moved=self._moved
+        )
         self._fates: dict[RequestId, _Fate] = {}
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._left: dict[RequestId, int] = {}  # the full lengths of their answers
         self._arrived = 0
         self._awaited = True  # more will arrive
 
-    def join(self, instance: SimInstance, arbiter: PageArbiter, links: PeerLinks | None = None) -> None:
+    def join(
+        self,
+        instance: SimInstance,
+        arbiter: PageArbiter,
+        links: PeerLinks | None = None,
+        *,
+        device: int = 0,
+        memory_bytes: int = 0,
+    ) -> None:
         """Before anything is told to the session core about it. `links` are those of its machine, if devices carry for
         each other."""
         self.instances[instance.instance] = instance
+        self._devices[instance.instance] = (device,), memory_bytes
         self._memory.join(instance.instance, arbiter, links)
 
     def watch(self) -> None:
         """From now on its arbiters are told that time passes, as long as there are requests."""
         self.agenda.at(self.agenda.now_ns + TICK_NS, self._tick)
+
+    def place(self) -> None:
+        """From now on placement looks at it, as long as there are requests."""
+        if self._placement:
+            self.agenda.at(self.agenda.now_ns + LOOK_NS, self._look)
 
     def tell(self, event: Event) -> None:
         """An event from outside the instances."""
@@ -270,6 +293,28 @@ class SimMarket:
         self._answer(self._memory.tick(self.agenda.now_ns))
         if self._fates or self._awaited:
             self.watch()
+
+    # --- placement ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        models, loads = self._core.sample()
+        views = tuple([InstanceView(name, *self._devices[name], placed) for name, placed in loads.items()])
+        self._place_as(PoolSampled(models, views))
+        if self._fates or self._awaited:
+            self.place()
+
+    def _moved(self, moved: ModelMoved) -> None:
+        self.moves.append(moved)
+        self._place_as(moved)
+
+    def _place_as(self, event: PoolSampled | ModelMoved) -> None:
+        """What placement decides is done at once; a live launcher is beside its proxy, too."""
+        for effect in self._placement.on(event, self.agenda.now_ns) if self._placement else ():
+            if isinstance(effect, Evict):
+                self._put(effect.instance, UnloadModel(effect.model))
+                self._flush()
+            else:
+                self.tell(effect)
 
     def _answer(self, effects: list[NodeEffect]) -> None:
         """Nobody is lost and nothing is commanded here: the node does nothing but answer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from aegis.core.decision import Decision
 from aegis.core.effects import PeerWords, StreamName
@@ -35,7 +35,8 @@ from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
 from memory.peers.links import PeerLinks
 from prefill.core import PrefillCore
-from proxy.routing.events import InstanceUp, ModelUp
+from proxy.routing.events import InstanceUp, ModelMoved, ModelUp, MoveModel
+from proxy.routing.placement import Placement
 from proxy.routing.router import Router
 
 PAGE_BYTES = 2 << 20
@@ -64,6 +65,7 @@ class Pool:
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
     peer_loads: bool = False  # devices of a node carry parts of each other's demanded loads
+    migrates: bool = False  # placement moves models with their requests, where the recipe has one
     lanes: bool = False  # instances may divide their devices, where policies do
     noise: float = 0.0  # standard deviation of runs, as a share of what they take
     noise_seed: int = 0
@@ -140,10 +142,17 @@ class Outcome:
     ended_ns: int
     samples: list[HostUse]
     decisions: list[Decision]
+    moves: list[ModelMoved] = field(default_factory=list)
 
 
-def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionLog | None = None) -> Outcome:
-    """Simulates until all requests have ended."""
+def simulate(
+    pool: Pool,
+    arrivals: Iterable[SimRequest],
+    *,
+    decisions: DecisionLog | None = None,
+    orders: Iterable[tuple[int, MoveModel]] = (),
+) -> Outcome:
+    """Simulates until all requests have ended. `orders` of users come at their times."""
     agenda, gpu, budget = EventQueue(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
     site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
@@ -167,18 +176,28 @@ def simulate(pool: Pool, arrivals: Iterable[SimRequest], *, decisions: DecisionL
         decisions=decisions,
         slab_bytes=pool.slab_bytes,
         reuses=pool.reuses,
+        placement=_placement(pool, site, hardware),
     )
     for spec in pool.specs:
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
     cores = _cores(pool, policy, hardware)
     _bring_up(pool, market, cores, at_once=decisions is not None)
+    for at_ns, order in orders:
+        agenda.at(at_ns, market.tell, order)
     sampler = Sampler(agenda, pool.sample_ns, [core.ledger for core in cores.values()]) if pool.sample_ns else None
     with _uncollected():
         market.run(arrivals)
     counters = {name: asdict(core.counters) for name, core in cores.items()}
     samples = sampler.samples if sampler else []
     spans = market.spans or []
-    return Outcome(market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided)
+    return Outcome(
+        market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided, market.moves
+    )
+
+
+def _placement(pool: Pool, site: Site, hardware: Hardware) -> Placement | None:
+    made = pool.recipe.placement
+    return Placement(made(site), hardware) if pool.migrates and made else None
 
 
 def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute:
@@ -263,9 +282,11 @@ def _bring_up(
             noise=RunNoise(pool.noise, pool.noise_seed, name) if pool.noise else None,
             peer_bytes_per_s=gpu.peer_bytes_per_s // max(gpu.peers_max, 1),
         )
-        market.join(instance, device.arbiter, device.links)
+        place, memory_bytes = at % len(devices), pool.gpu.memory_bytes
+        market.join(instance, device.arbiter, device.links, device=place, memory_bytes=memory_bytes)
         if reports or at_once:
             instance.add_models()
         market.tell(InstanceUp(name, role))
     if reports:
         market.watch()
+    market.place()

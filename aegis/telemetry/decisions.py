@@ -24,7 +24,9 @@ from aegis.core.effects import (
 from aegis.core.ids import InstanceId
 from aegis.core.messages import (
     Adopt,
+    BringIn,
     Broken,
+    BroughtIn,
     Cancel,
     FetchKv,
     FromInstance,
@@ -32,6 +34,8 @@ from aegis.core.messages import (
     GaveUp,
     GrantPages,
     GrantSlabs,
+    HandedOver,
+    HandOver,
     KeepKv,
     KvFetched,
     KvKept,
@@ -128,6 +132,11 @@ def _described_from_instance(message: FromInstance) -> str | None:
     match message:
         case Prefilled(request, attempt, _, kv):
             return f"prefilled {request}.{attempt} into {_runs(kv.blocks) if kv else 'its own memory'}"
+        case HandedOver(request, attempt, generated, kv):
+            where = f"KV in {_runs(kv.blocks)}" if kv else "no KV"
+            return f"hands {request}.{attempt} over after {generated} tokens, {where}"
+        case BroughtIn(model, there):
+            return f"has {model} there" if there else f"has no room for {model} yet"
         case KvReleased(request, attempt):
             return f"releases KV of {request}.{attempt}"
         case Phase(requests, running):
@@ -171,6 +180,10 @@ def _described_to_instance(message: ToInstance) -> str | None:
             return f"prefix of {request}.{attempt} is {'intact' if intact else 'gone'}"
         case Adopt(job, tokens, kv):
             return f"adopt {job.request}.{job.attempt} of {job.model} with {len(tokens)} tokens from {_runs(kv.blocks)}"
+        case BringIn(model):
+            return f"bring {model} in"
+        case HandOver(request, attempt, with_kv):
+            return f"hand {request}.{attempt} over{'' if with_kv else ' without its KV'}"
         case Cancel(request, attempt):
             return f"cancel {request}.{attempt}"
         case ReleaseKv(request, attempt):

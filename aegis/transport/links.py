@@ -18,10 +18,12 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import ProxyId, proxy_of
 from aegis.core.messages import (
     Broken,
+    BroughtIn,
     DropProxy,
     FromInstance,
     GaveUp,
     Greeting,
+    HandedOver,
     KvReleased,
     Phase,
     Prefilled,
@@ -41,13 +43,14 @@ from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWi
 T = TypeVar("T")
 
 _OF_ONE_REQUEST: frozenset[object] = frozenset(
-    {Broken, GaveUp, KvReleased, Prefilled, PromptLogprobs, Reused, Started, Tokens}
+    {Broken, GaveUp, HandedOver, KvReleased, Prefilled, PromptLogprobs, Reused, Started, Tokens}
 )
 
 
 def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId | None, list[T | Phase]]:
     """An instance's messages by their receivers, in order; None is the node. A proxy gets those on its own requests,
-    the node those on memory, models and the instance's life. `proxies` get every switch and the times of steps."""
+    the node those on memory, models and the instance's life. `proxies` get every switch, the times of steps and
+    what is brought in for their requests."""
     mail: defaultdict[ProxyId | None, list[T | Phase]] = defaultdict(list)
     for message in messages:
         if type(message) in _OF_ONE_REQUEST:
@@ -58,7 +61,7 @@ def addressed(messages: Sequence[T], proxies: Iterable[ProxyId]) -> dict[ProxyId
         elif isinstance(message, SwitchDone):
             for somebody in (None, *proxies):
                 mail[somebody].append(message)
-        elif isinstance(message, StepsTook):
+        elif isinstance(message, StepsTook | BroughtIn):
             for proxy in proxies:
                 mail[proxy].append(message)
         else:

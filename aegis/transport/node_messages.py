@@ -21,7 +21,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import RegisteringModel
-from proxy.routing.events import ForeignLoad, ModelAway, ModelRemoved, ModelUp, SloSet
+from proxy.routing.events import ForeignLoad, ModelAway, ModelMoved, ModelRemoved, ModelUp, MoveModel, PlacesSet, SloSet
 
 TELL_S = 0.2
 """From one time that a proxy tells of its requests, or that it lives, to the next."""
@@ -137,6 +137,8 @@ ToProxy = (
     | ModelAway
     | ModelRemoved
     | SloSet
+    | MoveModel
+    | PlacesSet
     | InstanceLost
     | InstanceGivenUp
     | Card
@@ -246,6 +248,7 @@ FromProxy = (
     Joined
     | Serves
     | Noted
+    | ModelMoved
     | ModelUsed
     | ProxyReport
     | Alive

@@ -88,6 +88,13 @@ def simulate(
         bool,
         typer.Option("--peer-loads", help="Demanded weights also come over idle links of the node's other GPUs."),
     ] = False,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Models move between instances by load: pressure, or kvpr (Prism's). [default: none does]",
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

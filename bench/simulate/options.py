@@ -41,7 +41,18 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
-_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published", "lanes", "peer_loads")
+_OF_A_SETTING = (
+    "prefill",
+    "decode",
+    "mixed",
+    "gpu",
+    "models",
+    "seed",
+    "as_published",
+    "lanes",
+    "peer_loads",
+    "placement",
+)
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -61,6 +72,7 @@ _NOT_OF_A_SUITE = (
     "lanes",
     "noise",
     "peer_loads",
+    "placement",
     "sweep",
     *_OF_ONE,
 )
@@ -78,6 +90,7 @@ _NOT_OF_CELLS = (
     "switch",
     "noise",
     "peer_loads",
+    "placement",
 )
 _SEARCH_SEEDS = 3
 _MEASURED = "measured"

@@ -16,7 +16,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
-from aegis.policies import Policy, Recipe, Site, recipe
+from aegis.policies import Policy, Recipe, Site, placement, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -45,6 +45,7 @@ _SELDOM = (
     "noise",
     "peer_loads",
     "load",
+    "placement",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -58,6 +59,7 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
+    `placement`: models move by load, as that policy has it; None: they do not.
     `peer_loads`: the GPUs of a node carry parts of each other's loads.
     `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
@@ -100,6 +102,7 @@ class Setting:
     named_shapes: tuple[tuple[str, str], ...] = ()
     noise: float | None = None
     load: float | None = None
+    placement: str | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -121,6 +124,8 @@ def pool_of(setting: Setting) -> Pool:
     """Its instances and models, which are the same at any load. Raises UserError, also where a GPU cannot hold one of
     the models."""
     known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
+    if setting.placement is not None:
+        known = replace(known, placement=placement(setting.placement))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(
         models(
@@ -139,6 +144,7 @@ def pool_of(setting: Setting) -> Pool:
         noise=setting.noise or 0.0,
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
+        migrates=setting.placement is not None,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

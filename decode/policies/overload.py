@@ -26,28 +26,30 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
     batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth.
     """
-    floor_ns = shed_for_ns(len(batches), quantum_ns, shed_share)
-    by_ns: dict[int, int] = {}
-    shed: list[int] = []
-    room, densest = 1 - shed_share, [(_needs(batch, quantum_ns), batch) for batch in batches]
+    densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
-    for needs, batch in densest:
-        deadline_ns = begin_by_ns(batch)
-        had_ns = batch.ran_ns if batch.ran_ns >= 0 else deadline_ns
-        last_ns = max(had_ns + floor_ns, deadline_ns)
-        if needs > room and by_ns:
-            shed.append(batch.batch)
-            by_ns[batch.batch] = last_ns
-            continue
-        room -= needs
-        in_time_ns = batch.in_time_by_ns
-        by_ns[batch.batch] = max(had_ns, deadline_ns) if in_time_ns is None else min(in_time_ns, last_ns)
-    return Shedding(by_ns, frozenset(shed))
+    room, shed = 1 - shed_share, set()
+    for at, (needs, batch) in enumerate(densest):
+        if needs > room and at:
+            shed.add(batch.batch)
+        else:
+            room -= needs
+    put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
+    return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, frozenset(shed))
 
 
-def shed_for_ns(batches: int, quantum_ns: int, shed_share: float) -> int:
-    """The longest time between two turns of a batch that is shed."""
-    return round(batches * quantum_ns / shed_share)
+def _by_ns(batch: BatchView, put_off_ns: int, *, kept: bool) -> int:
+    deadline_ns, in_time_ns = begin_by_ns(batch), batch.in_time_by_ns
+    had_ns = batch.ran_ns if batch.ran_ns >= 0 else deadline_ns
+    last_ns = max(had_ns + put_off_ns, deadline_ns)
+    if not kept:
+        return last_ns
+    return max(had_ns, deadline_ns) if in_time_ns is None else min(in_time_ns, last_ns)
+
+
+def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:
+    """The longest time between two turns of one of so many batches that are shed."""
+    return round(shed * quantum_ns / shed_share)
 
 
 def _needs(batch: BatchView, quantum_ns: int) -> float:

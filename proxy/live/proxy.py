@@ -75,8 +75,11 @@ from proxy.routing.events import (
     InstanceUp,
     MessageReceived,
     ModelAway,
+    ModelMoved,
     ModelRemoved,
     ModelUp,
+    MoveModel,
+    PlacesSet,
     Replayed,
     RequestArrived,
     SloSet,
@@ -254,7 +257,7 @@ class Proxy:
 
     def deliver(self, message: ToProxy) -> None:
         match message:
-            case ModelUp() | ModelAway() | ModelRemoved() | SloSet():
+            case ModelUp() | ModelAway() | ModelRemoved() | SloSet() | MoveModel() | PlacesSet():
                 self._happened(message)
             case ForeignLoad(instance):
                 self._foreign[instance] = message
@@ -370,6 +373,8 @@ class Proxy:
                     self._metrics.replayed(request)
                     if self._stages:
                         self._stages.replayed(request, now_ns)
+                case ModelMoved():
+                    self._node.notify(effect)
                 case Ended():
                     self._end(effect, now_ns)
                 case Decision():

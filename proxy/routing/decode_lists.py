@@ -14,6 +14,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
+from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
 
@@ -141,6 +142,17 @@ class DecodeLists:
         """The requests that this proxy has placed there."""
         held = self._lists[instance].held.items()
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
+
+    def placed_tokens(self, instance: InstanceId, request: RequestId) -> int:
+        """The tokens that the request had when it was placed there; those that it made since are not counted."""
+        known = self._lists[instance]
+        return known.held[known.models[request]].requests[request]
+
+    def placed_loads(self, instance: InstanceId) -> tuple[PlacedLoad, ...]:
+        """The requests of each model there, of all proxies, and what they want."""
+        self._update_pressure()
+        known = self._lists[instance]
+        return tuple([_placed_load(model, held, known.of_models[model]) for model, held in known.held.items()])
 
     def instances(self) -> Iterable[InstanceId]:
         return self._lists
@@ -274,3 +286,9 @@ class DecodeLists:
             shown, known.pressure = known.pressure, Pressure(known.demand.load_ppm, known.placed_bytes, instance)
             renew(self._by_pressure, shown, known.pressure)
         self._repriced.clear()
+
+
+def _placed_load(model: ModelId, held: _Held, demand: Demand) -> PlacedLoad:
+    foreign = held.foreign
+    requests = len(held.requests) + (foreign.requests if foreign else 0)
+    return PlacedLoad(model, requests, held.tokens + (foreign.tokens if foreign else 0), *demand)

@@ -82,6 +82,25 @@ class ModelRemoved(Struct, frozen=True, tag=True):
     why: str = "was removed"
 
 
+class MoveModel(Struct, frozen=True, tag=True):
+    """The model's requests go on at `target`, those at `source` or, without one, those that are anywhere else. Once the
+    target holds the model, those that come go to `places`; none: to the target. Answered by `ModelMoved`, once; a later
+    move of the model takes the place of one under way."""
+
+    model: ModelId
+    target: InstanceId
+    source: InstanceId | None = None
+    places: tuple[InstanceId, ...] = ()
+
+
+class PlacesSet(Struct, frozen=True, tag=True):
+    """From now on requests of the model go to these instances, to that of them that is up and under least pressure.
+    None, or none that is up: where the policy says."""
+
+    model: ModelId
+    instances: tuple[InstanceId, ...]
+
+
 class ModelLoad(Struct, frozen=True):
     """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
 
@@ -109,6 +128,8 @@ Event = (
     | ModelAway
     | SloSet
     | ModelRemoved
+    | MoveModel
+    | PlacesSet
     | ForeignLoad
 )
 
@@ -156,4 +177,15 @@ class Replayed(Struct, frozen=True):
     request: RequestId
 
 
-Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | Decision
+class ModelMoved(Struct, frozen=True, tag=True):
+    """Answers `MoveModel`: so many requests have `moved` with their KV, and so many were `replayed`. With `why` the
+    move was given up for that reason, and the others went on elsewhere."""
+
+    model: ModelId
+    target: InstanceId
+    moved: int
+    replayed: int
+    why: str = ""
+
+
+Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | ModelMoved | Decision

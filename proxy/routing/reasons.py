@@ -27,8 +27,14 @@ class PlaceReasons:
 
     def place(self, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
         """The request is about to be put there, to be decoded; to be prefilled before, where nobody has its KV."""
-        how = "served" if work.owner is None else "decoded"
-        return _decision(request, work, chosen, how, self._why_place(work, lists, chosen), now_ns)
+        return _decision(request, work, chosen, _how(work), self._why_place(work, lists, chosen), now_ns)
+
+    def place_at_home(
+        self, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int
+    ) -> Decision:
+        """Likewise, where it is set to which instances requests of the model go."""
+        why = Why(f"its model was placed there; {_share(lists.load_ppm(chosen))} of the instance's time are wanted")
+        return _decision(request, work, chosen, _how(work), why, now_ns)
 
 
 def refusal(job: Job, sent: int, where: InstanceId | None, because: str, due_ns: int, now_ns: int) -> Decision:
@@ -42,6 +48,14 @@ def refusal(job: Job, sent: int, where: InstanceId | None, because: str, due_ns:
 def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
     what = f"{request_of(request, work.model)} is to be {how} on {chosen}"
     return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (request,), what, why)
+
+
+def _how(work: Work) -> str:
+    return "served" if work.owner is None else "decoded"
+
+
+def _share(load_ppm: int) -> str:
+    return f"{load_ppm / 10_000:.0f} %"
 
 
 def _why_group(_: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:

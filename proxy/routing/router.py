@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
@@ -24,10 +21,14 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State, Step, advance
 from aegis.core.messages import (
     Adopt,
+    BringIn,
     Broken,
+    BroughtIn,
     Cancel,
     FromInstance,
     GaveUp,
+    HandedOver,
+    HandOver,
     KvReleased,
     Phase,
     Prefilled,
@@ -41,7 +42,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import FinishReason, Job, KvHandle, Token
+from aegis.core.request import FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
 from proxy.routing.decode_lists import DecodeLists
@@ -59,48 +60,23 @@ from proxy.routing.events import (
     InstanceUp,
     MessageReceived,
     ModelAway,
+    ModelMoved,
     ModelRemoved,
     ModelUp,
+    MoveModel,
+    PlacesSet,
     Replayed,
     RequestArrived,
     SloSet,
     To,
 )
 from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.moves import Moves, Places, kv_is_cheaper
+from proxy.routing.placement_views import PlacedLoad
+from proxy.routing.pool_sample import Arrivals, ModelSample, loads_of, model_samples
 from proxy.routing.prefill_queues import PrefillQueues
 from proxy.routing.reasons import PlaceReasons, refusal
-
-MAX_LOSSES: Final = 3
-"""A request fails after so many instances died while it was running on them, because it may be what kills them."""
-
-MAX_REPLAYS: Final = 10
-"""The same for deaths of instances that it was waiting on: a request that was running may not have been reported
-yet."""
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    job: Job
-    first_choice: RequestId | None = None
-    state: State = State.QUEUED
-    sent: list[int] = field(default_factory=list)  # no logprobs: they are sent once, and take much more memory
-    prefill: InstanceId | None = None
-    decode: InstanceId | None = None
-    kv: KvHandle | None = None  # handed over and not adopted yet
-    prompt_reported: bool = False
-    reused: int = 0  # tokens that the running prefill need not run
-    losses: int = 0
-    deaths: int = 0
-
-
-_BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
-"""A batch that has the turn has no request in these states: a message that says so is about an attempt that was given
-up."""
-
-
-class _Handle(Struct, frozen=True):
-    owner: InstanceId
-    adopter: InstanceId
+from proxy.routing.sessions import BEFORE_FIRST_TOKEN, MAX_LOSSES, MAX_REPLAYS, Handle, Session
 
 
 class Router:
@@ -121,7 +97,7 @@ class Router:
         self._prefill_policy = prefill_policy
         self._decode_policy = decode_policy
         self._hardware = hardware
-        self._sessions: dict[RequestId, _Session] = {}
+        self._sessions: dict[RequestId, Session] = {}
         self._latency: dict[ModelId, Latency] = {}
         self._capacity: dict[ModelId, int] = {}
         self._ttft_ns: dict[ModelId, int] = {}
@@ -137,7 +113,10 @@ class Router:
         self._reasons = PlaceReasons(prefill_policy, decode_policy) if explains else None
         self._now_ns = 0  # of the event
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
-        self._handles: dict[tuple[RequestId, int], _Handle] = {}  # adopted and not released
+        self._handles: dict[tuple[RequestId, int], Handle] = {}  # adopted and not released
+        self._arrivals = Arrivals()
+        self._places = Places()
+        self._moves = Moves()
         self._out: list[Effect] = []
 
     def on(self, event: Event, now_ns: int) -> list[Effect]:
@@ -148,7 +127,8 @@ class Router:
                 self._on_message(event.instance, event.message, now_ns)
             case RequestArrived(job, first_choice):
                 assert job.request not in self._sessions
-                self._sessions[job.request] = _Session(job, first_choice=first_choice, sent=list(job.sent))
+                self._arrivals.add(job.model, len(job.prompt))
+                self._sessions[job.request] = Session(job, first_choice=first_choice, sent=list(job.sent))
                 self._give_up_late(job.request, now_ns)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
@@ -172,6 +152,12 @@ class Router:
                 self._model_removed(model, why)
             case ForeignLoad():
                 self._set_foreign(event)
+            case MoveModel():
+                self._move(event)
+            case PlacesSet(model, instances):
+                self._places.set(model, instances)
+        if self._moves:
+            self._out += self._moves.ended()
         out, self._out = self._out, []
         return out
 
@@ -193,6 +179,10 @@ class Router:
         queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
         return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
 
+    def sample(self) -> tuple[tuple[ModelSample, ...], dict[InstanceId, tuple[PlacedLoad, ...]]]:
+        """Models that serve, as this proxy knows them, and what all requests want of the instances that decode."""
+        return model_samples(self._specs, self._latency, self._arrivals), loads_of(self._decodes)
+
     def waiting_before(self, request: RequestId) -> int | None:
         """The number of this proxy's earlier requests that wait at the same place for their first token; None if the
         request has one, or no place yet."""
@@ -206,7 +196,7 @@ class Router:
         if self._prefills:
             chosen = self._prefill_policy.place(work, self._prefills)
             return self._prefills.expected_ns(chosen, work)
-        instance = self._decode_policy.place(work, self._decodes) if self._mixed else None
+        instance = self._chosen(work) if self._mixed else None
         if instance is None:
             return None
         return self._first_tokens.expected_ns(
@@ -234,7 +224,7 @@ class Router:
             self._out.append(To(chosen.instance, Submit(job, group)))
         elif self._mixed:
             joined_at = first.decode if first and first.decode in self._mixed else None
-            session.decode = joined_at or self._decode_policy.place(work, self._decodes)
+            session.decode = joined_at or self._chosen(work)
             if session.decode is None:
                 self._refuse(request)
                 return
@@ -255,18 +245,24 @@ class Router:
         if not self._decodes or session.kv is None or job.model in self._away:
             return
         work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
-        session.decode = self._decode_policy.place(work, self._decodes)
+        session.decode = self._chosen(work)
         if session.decode is None:
             self._refuse(request)
             return
         self._put(session.decode, request, work)
-        self._handles[(request, job.attempt)] = _Handle(session.kv.owner, session.decode)
+        if session.kv.owner != session.decode:  # who takes its own KV back does not say so
+            self._handles[(request, job.attempt)] = Handle(session.kv.owner, session.decode)
         self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
         session.kv = None
 
+    def _chosen(self, work: Work) -> InstanceId | None:
+        home = self._places.of(work.model, self._decodes, self._decodes)
+        return home or self._decode_policy.place(work, self._decodes)
+
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         if self._reasons:
-            self._out.append(self._reasons.place(request, work, self._decodes, instance, self._now_ns))
+            placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
+            self._out.append(placed(request, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
 
     def _refuse(self, request: RequestId) -> None:
@@ -314,7 +310,7 @@ class Router:
             case Phase():
                 for request in message.requests:
                     session = self._sessions.get(request)
-                    if session and session.decode == instance and session.state not in _BEFORE_FIRST_TOKEN:
+                    if session and session.decode == instance and session.state not in BEFORE_FIRST_TOKEN:
                         session.state = advance(session.state, Step.RESUME if message.running else Step.PREEMPT)
             case PromptLogprobs():
                 session = self._current(message.request, message.attempt)
@@ -323,6 +319,10 @@ class Router:
                     self._out.append(DeliverPrompt(message.request, message.tokens))
             case Reused():
                 self._reused(message)
+            case BroughtIn(model):
+                self._hand_over(model, instance)
+            case HandedOver():
+                self._handed_over(instance, message)
             case GaveUp():
                 if self._current(message.request, message.attempt):
                     self._replay(message.request)
@@ -341,7 +341,7 @@ class Router:
             self._prefills.reprice(model)
             self._decodes.reprice(model)
 
-    def _current(self, request: RequestId, attempt: int) -> _Session | None:
+    def _current(self, request: RequestId, attempt: int) -> Session | None:
         session = self._sessions.get(request)
         return session if session and session.job.attempt == attempt else None
 
@@ -350,7 +350,7 @@ class Router:
         if session:
             session.state = advance(session.state, step)
 
-    def _deliver(self, request: RequestId, session: _Session, first: int, tokens: tuple[Token, ...]) -> None:
+    def _deliver(self, request: RequestId, session: Session, first: int, tokens: tuple[Token, ...]) -> None:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
@@ -396,8 +396,54 @@ class Router:
             self._release(message.kv.owner, message.request, message.attempt)
 
     def _release(self, owner: InstanceId, request: RequestId, attempt: int) -> None:
-        if owner in self._prefills:
+        if owner in self._prefills or owner in self._decodes:
             self._out.append(To(owner, ReleaseKv(request, attempt)))
+
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    def _move(self, event: MoveModel) -> None:
+        model, target = event.model, event.target
+        if model not in self._specs or target not in self._decodes:
+            why = f"{target} is not up" if model in self._specs else "there is no such model"
+            self._out.append(ModelMoved(model, target, 0, 0, why))
+            return
+        self._out += [*self._moves.begin(event), To(target, BringIn(model))]
+
+    def _hand_over(self, model: ModelId, target: InstanceId) -> None:
+        """The target has the model there, or has to wait for its turn: its requests leave where they are."""
+        places = self._moves.brought_in(model, target)
+        if not places:
+            return
+        self._places.set(model, places)
+        spec, latency, asked = self._specs[model], self._latency[model], list[RequestId]()
+        for request, session in self._sessions.items():
+            at = session.decode
+            if session.job.model != model or at is None or not self._moves.leaves(model, at):
+                continue
+            cheaper = kv_is_cheaper(spec, latency, self._hardware, self._decodes.placed_tokens(at, request))
+            self._out.append(To(at, HandOver(request, session.job.attempt, with_kv=cheaper)))
+            asked.append(request)
+        self._moves.ask(model, asked)
+
+    def _handed_over(self, source: InstanceId, message: HandedOver) -> None:
+        """The request goes on from its KV, or is prefilled anew. One that has ended meanwhile, or was replayed, leaves
+        KV to be released."""
+        request, kv = message.request, message.kv
+        adopted = self._handles.pop((request, message.attempt), None) if kv and kv.owner != source else None
+        session = self._current(request, message.attempt)
+        if session is None:
+            if kv and (adopted or kv.owner == source):
+                self._release(kv.owner, request, message.attempt)
+            return
+        assert session.decode == source and message.generated == len(session.sent), "tokens are lost"
+        self._moves.handed(session.job.model, request, with_kv=kv is not None)
+        if kv is None:
+            self._replay(request)
+            return
+        self._unmirror(request, session)
+        session.state = advance(session.state, Step.PREEMPT)
+        session.prefill, session.decode, session.kv = kv.owner, None, kv
+        self._place_decode(request)
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
@@ -422,6 +468,7 @@ class Router:
 
     def _down(self, instance: InstanceId, *, blameless: bool) -> None:
         """The requests of the lost process are prefilled again elsewhere, from prompt and tokens sent."""
+        self._moves.down(instance)
         if instance in self._prefills:
             self._prefills.down(instance)
         if instance in self._decodes:
@@ -485,6 +532,9 @@ class Router:
         for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
+        self._moves.forget(model)
+        self._places.set(model, ())
+        self._arrivals.forget(model)
         self._decodes.forget(model)
         self._latency.pop(model, None)
         self._ttft_ns.pop(model, None)
@@ -517,8 +567,9 @@ class Router:
             self._out.append(To(session.prefill, Cancel(request, attempt)))
         self._unmirror(request, session)
 
-    def _unmirror(self, request: RequestId, session: _Session) -> None:
+    def _unmirror(self, request: RequestId, session: Session) -> None:
         self._first_tokens.remove(request)
+        self._moves.left(session.job.model, request)
         if session.prefill is not None and session.prefill in self._prefills:
             self._prefills.remove(session.prefill, request)
         if session.decode is not None and session.decode in self._decodes:
@@ -530,7 +581,7 @@ class Router:
             self._explain_failure(session, message)
         self._out.append(Ended(request, advance(session.state, step), reason, message))
 
-    def _explain_failure(self, session: _Session, because: str) -> None:
+    def _explain_failure(self, session: Session, because: str) -> None:
         job, sent, spec = session.job, len(session.sent), self._specs.get(session.job.model)
         due_ns = spec.slo.due_ns(job.arrival_ns, sent) if spec else self._now_ns
         where = session.decode or session.prefill

@@ -19,6 +19,7 @@ from aegis.core.role import Role
 from aegis.instance.parts import InstanceParts
 from aegis.instance.process import Instance
 from aegis.launcher.live_market import LocalNode
+from aegis.launcher.placing import Placing
 from aegis.models.sources import Source
 from aegis.node.devices import Devices
 from aegis.node.node import Node
@@ -37,6 +38,7 @@ from prefill.core import PrefillCore
 from proxy.http.market import Delta, Failed, Finished
 from proxy.live.proxy import Proxy
 from proxy.live.sequence_handle import LiveSequenceHandle
+from proxy.routing.events import MoveModel
 from proxy.routing.router import Router
 from tests.parity.conductor import Actor, Conductor
 from tests.parity.stand_ins import (
@@ -67,11 +69,14 @@ class Answer:
 class LiveRun:
     """The same pool as the simulator's, whose decisions are logged."""
 
-    def __init__(self, pool: Pool, arrivals: Sequence[SimRequest]) -> None:
+    def __init__(
+        self, pool: Pool, arrivals: Sequence[SimRequest], orders: Sequence[tuple[int, MoveModel]] = ()
+    ) -> None:
         self.answers: dict[RequestId, Answer] = {}
         self.log = DecisionLog()
         self._pool = pool
         self._arrivals = arrivals
+        self._orders = orders
         self._names = pool.instances()
         self._conductor = Conductor()
         self._specs = {spec.model: spec for spec in pool.specs}
@@ -85,6 +90,7 @@ class LiveRun:
         self._clients: list[asyncio.Task[None]] = []
         self._node: Node
         self._proxy: Proxy
+        self._core: Router
         self._serving: asyncio.Task[None]
 
     def run(self, until_ns: int) -> None:
@@ -93,6 +99,8 @@ class LiveRun:
         self._start_instances()
         for wanted in self._arrivals:
             self._conductor.agenda.at(wanted.at_ns, self._loop.happen, self._arrive, wanted)
+        for at_ns, order in self._orders:
+            self._conductor.agenda.at(at_ns, self._loop.happen, self._order, order)
         self._conductor.agenda.run(until_ns)
         for end in self._wire.ends:
             end.deliver([Shutdown()])
@@ -121,10 +129,15 @@ class LiveRun:
             self._loop.end()
 
     async def _until_stopped(self, devices: Devices) -> None:
-        await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch())
+        made = self._pool.recipe.placement
+        placing = []
+        if made and self._pool.migrates:
+            policy, hardware = made(self._site), self._pool.gpu.hardware()
+            placing = [Placing(self._node, self._core, policy, hardware, self._conductor).run()]
+        await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch(), *placing)
 
     def _make_proxy(self, node: Node) -> Proxy:
-        core = Router(
+        core = self._core = Router(
             self._pool.recipe.prefill(self._site),
             self._policy,
             self._pool.gpu.hardware(),
@@ -162,6 +175,9 @@ class LiveRun:
         placement = {name: at % count for at, name in enumerate(self._names)}
         idle_ns = NEVER_NS if self._pool.idle_ns is None else self._pool.idle_ns
         return Devices([device] * count, placement, self._conductor, floor_bytes=0, idle_s=idle_ns / NS_PER_S)
+
+    def _order(self, order: MoveModel) -> None:
+        self._proxy.deliver(order)
 
     # --- clients ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
@@ -9,13 +10,15 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.rng import Stream
 from aegis.core.role import Roles
 from aegis.core.views import Renewal, TurnRules
-from aegis.policies import Recipe, recipe
+from aegis.policies import Recipe, Site, recipe
 from aegis.sim.faults.fake_models import make_spec
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.market import SimRequest
 from aegis.sim.simulation import PAGE_BYTES, Pool
 from aegis.sim.step_costs import StepCosts
 from decode.policies.least_slack import LeastSlack
+from proxy.routing.events import MoveModel
+from proxy.routing.placement_views import PlacementPolicy
 
 _UP_NS = 200 * NS_PER_MS  # live instances have come up
 
@@ -42,6 +45,8 @@ class Scenario:
     chunk_tokens: int | None = None  # the shortest piece of prefills that least slack cuts; None: its own
     whole: bool = False  # it cuts none
     reuses: bool = False  # all prompts are alike, as far as they go
+    moves: int = 0  # of models, by users
+    placement: Callable[[Site], PlacementPolicy] | None = None  # of models, by load
 
     @property
     def watched(self) -> bool:
@@ -54,6 +59,7 @@ class Scenario:
         if self.chunk_tokens is not None or self.whole:
             rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=self.chunk_tokens)
             chosen = replace(chosen, policy=lambda site: LeastSlack(rules=rules))
+        chosen = replace(chosen, placement=self.placement)
         return Pool(
             gpu=self._gpu(specs),
             specs=specs,
@@ -66,6 +72,7 @@ class Scenario:
             keep_times=True,
             explains=True,
             reuses=self.reuses,
+            migrates=self.placement is not None,
         )
 
     def _instances(self, chosen: Recipe) -> dict[str, int]:
@@ -82,6 +89,15 @@ class Scenario:
             prompt, output = 1 + draw.below(self.prompt_max), 1 + draw.below(200)
             arrivals.append(SimRequest(at_ns, model, prompt, output, leaves_ns))
         return arrivals
+
+    def orders(self, seed: int) -> list[tuple[int, MoveModel]]:
+        draw, names = Stream(seed, "parity", "moves"), list(self.pool().instances())
+        targets = [name for name in names if not name.startswith("prefill")]
+        orders = []
+        for at_ns in sorted(_UP_NS + draw.below(self.over_s * NS_PER_S) for _ in range(self.moves)):
+            model = self._spec(draw.below(self.models)).model
+            orders.append((at_ns, MoveModel(model, targets[draw.below(len(targets))])))
+        return orders
 
     def _spec(self, index: int) -> ModelSpec:
         slo = Slo(ttft_ns=NS_PER_S, tbt_ns=100 * NS_PER_MS)

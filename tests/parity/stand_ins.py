@@ -314,5 +314,8 @@ class Processes:
     def drained(self, instance: InstanceId) -> bool:
         return False
 
+    def dead(self) -> set[InstanceId]:
+        return set()
+
     def hopeless(self) -> bool:
         return False

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.role import Roles
-from aegis.policies import RECIPES
+from aegis.policies import RECIPES, Site
 from aegis.sim.simulation import simulate
 from aegis.telemetry.decisions import DecisionLog
+from proxy.policies.kvpr import KvPressureRatio
+from proxy.policies.pressure import Pressure
+from proxy.routing.placement_views import PlacementPolicy, PlacementRules
 from tests.long_forms import LONG
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario
@@ -51,9 +55,9 @@ RIVALS = sorted(name for name in RECIPES if name != "aegaeon" and "oracle" not i
 def both(scenario: Scenario, seed: int) -> tuple[list[str], list[str]]:
     """The lines of the simulator and of the live run, where clients saw the same. Time goes on in the live run: what
     idle instances are asked for after the last answer is left out."""
-    log, arrivals = DecisionLog(), scenario.arrivals(seed)
-    outcome = simulate(scenario.pool(), arrivals, decisions=log)
-    run = LiveRun(scenario.pool(), arrivals)
+    log, arrivals, orders = DecisionLog(), scenario.arrivals(seed), scenario.orders(seed)
+    outcome = simulate(scenario.pool(), arrivals, decisions=log, orders=orders)
+    run = LiveRun(scenario.pool(), arrivals, orders)
     run.run(outcome.ended_ns + NS_PER_S)
     assert {record.request: record.ended for record in outcome.records} == {
         request: answer.ended for request, answer in run.answers.items()
@@ -121,3 +125,37 @@ def test_rivals_decide_the_same(policy: str) -> None:
     seed = len(SCENARIOS) * SEEDS + RIVALS.index(policy)
     simulated, live = both(Scenario(requests=25, leaving=20, policy=policy), seed)
     assert simulated and not difference(simulated, live)
+
+
+@pytest.mark.parametrize("roles", Roles)
+@pytest.mark.parametrize("policy", ["least-slack", "aegaeon"])
+def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
+    """With and without KV, which is passed on where it had not arrived."""
+    scenario = Scenario(policy=policy, roles=roles, decodes=2, pages=60, requests=30, over_s=4, leaving=20, moves=12)
+    missing = {"bring m", " there", "hand ", "hands ", "over after", "adopt"}
+    for seed in range(3000, 3000 + PLAYED):
+        simulated, live = both(scenario, seed)
+        assert simulated and not difference(simulated, live), f"seed {seed}"
+        missing -= {what for what in missing if any(what in line for line in simulated)}
+    assert not missing, "nothing of this kind was decided"
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        lambda site: Pressure(short_ppm=60_000, spare_ppm=40_000, rules=PlacementRules(settled_ns=NS_PER_S)),
+        lambda site: KvPressureRatio(),
+    ],
+    ids=["pressure", "kvpr"],
+)
+def test_models_are_placed_alike(placement: Callable[[Site], PlacementPolicy]) -> None:
+    """Where models move by load, and home."""
+    scenario = Scenario(
+        policy="least-slack", decodes=2, pages=60, requests=60, over_s=20, leaving=20, placement=placement
+    )
+    missing = {"bring m", "hands ", "its model was placed there"}
+    for seed in range(4000, 4000 + PLAYED):
+        simulated, live = both(scenario, seed)
+        assert simulated and not difference(simulated, live), f"seed {seed}"
+        missing -= {what for what in missing if any(what in line for line in simulated)}
+    assert not missing, "nothing of this kind was decided"

@@ -18,6 +18,7 @@ from aegis.sim.faults.random_scenarios import faulty_scenario_of
 from aegis.sim.faults.seed_runs import run_to_end
 from aegis.sim.faults.world import World
 from decode.core import DecodeCore
+from decode.hand_overs import HandOvers
 from decode.kv_swap import KvSwap
 from memory.balloon import Balloon
 from memory.kept_prefixes import KeptPrefixes
@@ -27,6 +28,7 @@ from memory.slab_leases import SlabLeases
 from memory.slab_pool import SlabPool
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceDown
+from proxy.routing.moves import Moves
 from proxy.routing.router import Router
 from tests.long_forms import first_of
 from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
@@ -182,6 +184,10 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
     ("spoil", "kinds"),
     [
         pytest.param(_skips(PrefillCore, "_release"), EVERY, id="handed KV is not freed"),
+        pytest.param(_skips(HandOvers, "_release"), {Kind.MOVE}, id="KV that moved away is not freed"),
+        pytest.param(_skips(HandOvers, "take_back"), {Kind.MOVE, Kind.CRASH}, id="nobody takes its own KV back"),
+        pytest.param(_skips(Router, "_handed_over"), {Kind.MOVE}, id="who was handed over goes on nowhere"),
+        pytest.param(_skips(Moves, "left"), {Kind.MOVE}, id="moves never end"),
         pytest.param(_silent_about_kv, EVERY, id="adopted KV is not released"),
         pytest.param(_skips(Router, "_release"), EVERY, id="releases are not passed on"),
         pytest.param(_doubles(Router, "_deliver"), EVERY, id="tokens are delivered twice"),

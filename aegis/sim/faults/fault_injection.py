@@ -8,9 +8,10 @@ from aegis.core.ids import InstanceId
 from aegis.core.messages import FromInstance
 from aegis.sim.faults.instance import FaultyInstance
 from aegis.sim.faults.noisy_neighbour import NoisyNeighbour
-from aegis.sim.faults.plan import Crash, NeighbourStay, Spell
+from aegis.sim.faults.plan import Crash, Move, NeighbourStay, Spell
 from aegis.sim.faults.world import World
 from memory.page_arbiter import Settled
+from proxy.routing.events import MoveModel
 
 
 class FaultInjector:
@@ -32,8 +33,20 @@ class FaultInjector:
             after(spell.at_ns, partial(self._delay, spell))
         for spell in plan.slow:
             after(spell.at_ns, partial(self._slow, spell))
+        for move in plan.moves:
+            after(move.at_ns, partial(self._move, move))
         for number, neighbour in enumerate(plan.neighbours):
             after(neighbour.at_ns, partial(self._move_in, InstanceId(f"neighbour-{number}"), neighbour))
+
+    def _move(self, move: Move) -> None:
+        models, names = sorted(self._world.models.specs), self._world.up()
+        targets = [name for name in names if not name.startswith("prefill")]
+        if models and targets:
+            model, target = models[move.victim % len(models)], targets[move.target % len(targets)]
+            source = None if move.source is None else names[move.source % len(names)]
+            self._world.state.note(f"{model} is to move to {target} from {source or 'everywhere'}")
+            self._world.moves += 1
+            self._world.inform(MoveModel(model, target, source))
 
     def _victim(self, number: int) -> FaultyInstance | None:
         names = self._world.up()

@@ -27,6 +27,7 @@ def check_end(world: World) -> None:
 
 
 def _check_answers(world: World) -> None:
+    assert not world.moves, f"{world.moves} moves never ended"
     assert not world.router.states(), f"{world.router.states()} never ended"
     assert world.ended.keys() == world.jobs.keys()
     for request, job in world.jobs.items():
@@ -47,4 +48,5 @@ def _check_free(instance: FaultyInstance, world: World) -> None:
     assert accounts["device_pages"] == 0
     assert accounts["host_slabs_leased"] <= 1
     assert instance.core.queued == instance.core.running == 0
-    assert not isinstance(instance.core, PrefillCore) or instance.core.handed == 0
+    core = instance.core
+    assert (core.handed if isinstance(core, PrefillCore) else core.hand_overs.handed) == 0, "KV is handed over for ever"

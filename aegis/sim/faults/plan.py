@@ -29,6 +29,7 @@ class Kind(StrEnum):
     LEAVE = "leave"  # clients leave
     REMOVE = "remove"  # models are removed in the middle of their work, and come back
     UNLOAD = "unload"  # users have models' weights leave all memory, in the middle of their work
+    MOVE = "move"  # and move models with their requests from instance to instance
 
 
 EVERY = frozenset(Kind)
@@ -64,6 +65,17 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """The move of the served model number `victim`, modulo their count, to the instance number `target`, from wherever
+    its requests are or from the instance number `source`, likewise."""
+
+    at_ns: int
+    victim: int
+    target: int
+    source: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class NeighbourStay:
     """A process that wants so many thousandths of all pages and of all host slabs, and leaves after `for_ns`."""
 
@@ -92,6 +104,7 @@ class Plan:
     leaving_share: float = 0.0
     removals: int = 0
     unloads: tuple[Unload, ...] = ()
+    moves: tuple[Move, ...] = ()
 
     def __str__(self) -> str:
         return ", ".join(sorted(self.kinds)) or "nothing"
@@ -133,6 +146,7 @@ def draw_plan(seed: int, kinds: frozenset[Kind], span_ns: int) -> Plan:
         leaving_share=share(Kind.LEAVE, 1.0),
         removals=1 + draws[Kind.REMOVE].below(4) if Kind.REMOVE in happen else 0,
         unloads=_unloads(draws[Kind.UNLOAD], span_ns) if Kind.UNLOAD in happen else (),
+        moves=_moves(draws[Kind.MOVE], span_ns) if Kind.MOVE in happen else (),
     )
 
 
@@ -165,6 +179,19 @@ def _spells(draw: Stream, span_ns: int, *, most: int, by: int) -> tuple[Spell, .
 
 def _unloads(draw: Stream, span_ns: int) -> tuple[Unload, ...]:
     return tuple(Unload(at_ns=draw.below(span_ns), victim=draw.below(1 << 16)) for _ in range(1 + draw.below(12)))
+
+
+def _moves(draw: Stream, span_ns: int) -> tuple[Move, ...]:
+    """Now and then the requests are moved all the time."""
+    return tuple(
+        Move(
+            at_ns=draw.below(span_ns),
+            victim=draw.below(1 << 16),
+            target=draw.below(1 << 16),
+            source=draw.below(1 << 16) if draw.below(4) == 0 else None,
+        )
+        for _ in range(1 + draw.below(64 if draw.below(3) == 0 else 12))
+    )
 
 
 def _neighbours(draw: Stream, span_ns: int) -> tuple[NeighbourStay, ...]:

@@ -49,6 +49,7 @@ from proxy.routing.events import (
     InstanceDown,
     InstanceUp,
     MessageReceived,
+    ModelMoved,
     RequestArrived,
 )
 from proxy.routing.router import Router
@@ -63,7 +64,8 @@ def _role(instance: InstanceId) -> Role:
 
 
 class World:
-    """`run` plays what was scheduled to its end and checks every law after every event."""
+    """`run` plays what was scheduled to its end and checks every law after every event. So many `moves` of models
+    have begun and not ended."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self.scenario = scenario
@@ -82,7 +84,7 @@ class World:
             failing_share=max(scenario.failing_share, plan.failing_share),
             unreadable_share=plan.unreadable_share,
         )
-        self._next_word = 0
+        self._next_word = self.moves = 0
         self._known: dict[InstanceId, FaultyInstance] = {}  # to the proxy
         self.neighbours: dict[InstanceId, NoisyNeighbour] = {}
         counts = {Role.PREFILL: scenario.prefills, Role.DECODE: scenario.decodes, Role.MIXED: scenario.mixed}
@@ -113,6 +115,7 @@ class World:
             send=lambda instance, message: self._send("proxy", self._known[instance], message),
             ended=self._ended,
             deliver=self._deliver,
+            moved=self._moved,
         )
         self._begin()
 
@@ -330,6 +333,10 @@ class World:
         assert request not in self.ended, f"{request} has ended, and more is delivered"
         assert effect.first == len(self.delivered[request]), f"tokens of {request} are lost, or come twice"
         self.delivered[request] += [token.id for token in effect.tokens]
+
+    def _moved(self, _: ModelMoved) -> None:
+        assert self.moves, "a move ends twice"
+        self.moves -= 1
 
     def _ended(self, effect: Ended) -> None:
         assert effect.request not in self.ended, f"{effect.request} ends twice"

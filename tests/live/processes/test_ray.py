@@ -13,6 +13,7 @@ import pytest
 
 from tests.live.ctl import ctl
 from tests.live.market import RAY, Reference
+from tests.live.processes.moving import check_moves
 from tests.live.processes.ray_server import (
     FEW_TOKENS,
     GAP_S_MAX,
@@ -113,6 +114,15 @@ def test_an_instance_joins_where_the_cluster_has_room_and_gives_it_back(
         assert added.returncode == 0, added.stderr
         assert answers(run_all(server.url, bodies(FEW_TOKENS)), FEW_TOKENS) == expected
         server.wait_for_freed_memory()
+
+
+@long
+def test_a_model_moves_with_its_streams_from_node_to_node(
+    cluster: RayCluster, tmp_path: Path, cache: Path, checkpoints_dir: Path
+) -> None:
+    with placed(cluster, tmp_path, cache, checkpoints_dir, "--mixed", "2") as server:
+        check_moves(server)
+        assert server.metrics().total("instance_fetched_bytes_total") > 0, "KV goes from node to node"
 
 
 @long

@@ -76,9 +76,12 @@ def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
 
 
 def test_who_is_kept_counts_by_the_first_token_that_can_be_on_time() -> None:
-    late = batch(2, due_ms=-500, in_time_ms=None)
-    by_ns = shedding([batch(1), late, batch(3, due_ms=-500, in_time_ms=700)], QUANTUM_NS, SHARE).by_ns
-    assert by_ns == {1: 400 * _MS, 2: -510 * _MS, 3: 700 * _MS}
+    """Unless nobody is shed: then there is time for the late ones, too."""
+    late, beside = batch(2, due_ms=-500, in_time_ms=None), batch(3, due_ms=-500, in_time_ms=700)
+    by_ns = shedding([batch(1), late, beside], QUANTUM_NS, SHARE).by_ns
+    assert by_ns == {1: 400 * _MS, 2: -510 * _MS, 3: -510 * _MS}
+    by_ns = shedding([batch(1), late, beside, batch(4, step_ms=80)], QUANTUM_NS, SHARE).by_ns
+    assert (by_ns[1], by_ns[2], by_ns[3]) == (400 * _MS, -510 * _MS, 700 * _MS)
 
 
 def test_of_batches_that_are_late_as_a_whole_the_last_to_have_had_a_turn_comes_last() -> None:
@@ -89,8 +92,8 @@ def test_of_batches_that_are_late_as_a_whole_the_last_to_have_had_a_turn_comes_l
 
 def test_who_is_shed_counts_by_its_last_turn_or_its_deadline() -> None:
     hot = batch(1, step_ms=80, worth=9)
-    put_off_ns = shed_for_ns(3, QUANTUM_NS, SHARE)
-    assert put_off_ns == 30 * _S, "so that turns of a quantum take a tenth of the time"
+    put_off_ns = shed_for_ns(2, QUANTUM_NS, SHARE)
+    assert put_off_ns == 20 * _S, "so that turns of a quantum take a tenth of the time"
     found = shedding([hot, batch(2, step_ms=50), batch(3, step_ms=50, ran_ms=7000)], QUANTUM_NS, SHARE)
     assert found.shed == {2, 3}
     assert (found.by_ns[2], found.by_ns[3]) == (450 * _MS + put_off_ns, 7 * _S + put_off_ns)
@@ -118,4 +121,4 @@ def test_nobody_counts_later_than_the_longest_time_after_its_turn_or_deadline(
         assert each.due_ns is not None
         by_ns = each.due_ns - each.step_ns
         last_ns = each.ran_ns if each.ran_ns >= 0 else by_ns
-        assert found.by_ns[each.batch] <= max(by_ns, last_ns + shed_for_ns(len(batches), QUANTUM_NS, SHARE))
+        assert found.by_ns[each.batch] <= max(by_ns, last_ns + shed_for_ns(len(found.shed), QUANTUM_NS, SHARE))

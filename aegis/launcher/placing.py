@@ -1,0 +1,87 @@
+"""Places models on instances, and moves them with their requests, as `proxy.routing.placement` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from aegis.core.clock import NS_PER_S, Clock
+from aegis.core.estimators import Hardware
+from aegis.core.messages import UnloadModel
+from aegis.core.role import Role
+from aegis.node.node import Node
+from aegis.telemetry.logs import log
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
+from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
+from proxy.routing.placement_views import InstanceView, PlacementPolicy
+from proxy.routing.router import Router
+
+_logger = logging.getLogger(__name__)
+
+
+class Placing:
+    """`core` is that of the proxy in the node's process, which is told of the others' requests."""
+
+    def __init__(self, node: Node, core: Router, policy: PlacementPolicy, hardware: Hardware, clock: Clock) -> None:
+        self._node = node
+        self._core = core
+        self._clock = clock
+        self._placement = Placement(policy, hardware)
+        self._moving: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_NS / NS_PER_S)
+                self._look()
+        finally:
+            if self._moving:
+                self._moving.cancel()
+
+    def _look(self) -> None:
+        for effect in self._placement.on(self._sample(), self._clock.now_ns()):
+            match effect:
+                case MoveModel():
+                    self._moving = asyncio.create_task(self._move(effect))
+                case PlacesSet(model, instances):
+                    told = {"model": model, "instances": ",".join(instances), "why": self._placement.because}
+                    log(_logger, logging.INFO, "requests of a model go elsewhere", told)
+                    self._node.moves.set_places(effect)
+                case Evict(model, instance):
+                    self._node.post(instance, UnloadModel(model))
+
+    def _sample(self) -> PoolSampled:
+        """Nothing where an instance that is to serve is away: what there is, is not known then."""
+        node, pool = self._node, self._node.pool
+        models, loads = self._core.sample()
+        roles, dead = pool.roles(), pool.dead()
+        decodes = {
+            name
+            for name, role in roles.items()
+            if role is not Role.PREFILL and not pool.drained(name) and name not in dead
+        }
+        if decodes != loads.keys():
+            return PoolSampled((), ())
+        tallies = node.proxies.tallies()
+        came = [
+            replace(each, requests=tally.arrived, prompt_tokens=tally.prompt_tokens)
+            if (tally := tallies.get(each.model))
+            else each
+            for each in models
+        ]
+        devices = node.devices
+        views = [
+            InstanceView(name, devices.numbers(name), devices.page_count * devices.page_bytes, placed)
+            for name, placed in loads.items()
+        ]
+        return PoolSampled(tuple(came), tuple(views))
+
+    async def _move(self, move: MoveModel) -> None:
+        told = {"model": move.model, "instance": move.target, "why": self._placement.because}
+        log(_logger, logging.INFO, "a model moves", told)
+        done: ModelMoved = await self._node.moves.move(move)
+        log(_logger, logging.INFO, "a model has moved", told | {"moved": done.moved, "replayed": done.replayed})
+        self._placement.on(done, self._clock.now_ns())

@@ -1,0 +1,78 @@
+"""Moves of models with their requests, which every proxy makes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.node.proxy_links import ProxyLinks
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
+
+
+@dataclass(slots=True)
+class _Under:
+    """A move under way, as far as proxies have answered."""
+
+    waiting: set[ProxyId]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: int = 0
+    replayed: int = 0
+    why: str = ""
+
+
+class ModelMoves:
+    """Those of one node. A proxy that joins later is told where requests go since the last ones."""
+
+    def __init__(self, proxies: ProxyLinks) -> None:
+        self._proxies = proxies
+        self._under_way: dict[ModelId, _Under] = {}
+        self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
+
+    async def move(self, message: MoveModel) -> ModelMoved:
+        """Returns when all proxies have answered. Raises UserError if the model is being moved already."""
+        model = message.model
+        if model in self._under_way:
+            raise UserError(f"{model} is being moved already; try again when that is done")
+        under = self._under_way[model] = _Under(set(self._proxies.addresses()))
+        self._places[model] = message.places or (message.target,)
+        try:
+            self._proxies.broadcast(message)
+            if under.waiting:
+                await under.over.wait()
+        finally:
+            del self._under_way[model]
+        return ModelMoved(model, message.target, under.moved, under.replayed, under.why)
+
+    def set_places(self, message: PlacesSet) -> None:
+        if message.instances:
+            self._places[message.model] = message.instances
+        else:
+            self._places.pop(message.model, None)
+        self._proxies.broadcast(message)
+
+    def answered(self, proxy: ProxyId, answer: ModelMoved) -> None:
+        under = self._under_way.get(answer.model)
+        if under and proxy in under.waiting:
+            under.moved += answer.moved
+            under.replayed += answer.replayed
+            under.why = under.why or answer.why
+            self._discard(under, proxy)
+
+    def places(self) -> list[PlacesSet]:
+        """Where requests go, as it was last set."""
+        return [PlacesSet(model, instances) for model, instances in self._places.items()]
+
+    def removed(self, model: ModelId) -> None:
+        self._places.pop(model, None)
+
+    def left(self, proxy: ProxyId) -> None:
+        """The proxy is lost, and with it all its requests."""
+        for under in self._under_way.values():
+            self._discard(under, proxy)
+
+    def _discard(self, under: _Under, proxy: ProxyId) -> None:
+        under.waiting.discard(proxy)
+        if not under.waiting:
+            under.over.set()
