@@ -12,7 +12,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
-from decode.policies.overload import shedding
+from decode.policies.overload import shedding, spoken_for
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
@@ -52,7 +52,8 @@ class LeastSlack:
 
     If more than all of the time is needed, not every batch can be on time. Those that make the most tokens on time per
     second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
-    time. A request that is late counts less in that, the less of it can be on time once it has caught up.
+    time, of a quantum with their prefills. A request that is late counts less in that, the less of it can be on time
+    once it has caught up.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
     is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
@@ -95,7 +96,7 @@ class LeastSlack:
     calm_share: float = 0.6
     calm_switches: float = 4.0
     calm_quantum_ns: int = 30_000_000  # the least of these
-    shed_share: float = 0.05
+    shed_share: float = 0.1
     stream_share: float = 0.5
     lane_gain: float = 1.05
     lane_turn_ns: int = 400_000_000
@@ -111,18 +112,19 @@ class LeastSlack:
         return home if gain_ppm <= (self.migrate_share * _PPM if joins else 0) else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        spoken_for = _spoken_for(batches)
-        quantum_ns = self._quantum_ns(batches, spoken_for)
+        quantum_ns = self._quantum_ns(batches)
         order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # if they have to begin at the same time
-        by_ns = shedding(batches, quantum_ns, self.shed_share).by_ns
+        found = shedding(batches, quantum_ns, self.shed_share)
+        by_ns, shed = found.by_ns, found.shed
         order.sort(key=lambda batch: by_ns[batch.batch])
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
             order.insert(0, running)
+        quotas_ns = [quantum_ns + (0 if b.batch in shed else b.prefill_ns) for b in order]
         if self.rules.chunk_tokens is None:
-            return [Turn(b.batch, quantum_ns + b.prefill_ns) for b in order]
-        return self._with_pauses(order, quantum_ns, now_ns)
+            return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
+        return self._with_pauses(order, quotas_ns, now_ns)
 
     def side_by_side(self) -> LeastSlack:
         return replace(self, turn_factor=2 * self.turn_factor)
@@ -158,7 +160,7 @@ class LeastSlack:
         if second is None:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
-        quantum_ns = self._quantum_ns(plan.batches, _spoken_for(plan.batches))
+        quantum_ns = self._quantum_ns(plan.batches)
         shed = shedding(plan.batches, quantum_ns, self.shed_share)
         if chosen.turn_ns is not None and quota_ns is not None and shed.by_ns[second.batch] < shed.by_ns[chosen.batch]:
             least_ns = quota_ns - chosen.prefill_ns
@@ -192,7 +194,7 @@ class LeastSlack:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
-    def _with_pauses(self, order: list[BatchView], quantum_ns: int, now_ns: int) -> list[Turn]:
+    def _with_pauses(self, order: list[BatchView], quotas_ns: list[int], now_ns: int) -> list[Turn]:
         """The turns in this order. The first one pauses for streams and for a short prompt, if its own prompts would
         make them wait for longer than half a gap."""
         front = order[0]
@@ -201,10 +203,10 @@ class LeastSlack:
         turns = [
             Turn(
                 b.batch,
-                quantum_ns + b.prefill_ns,
+                quota_ns,
                 0 if b.prefill_ns > b.gap_ns // 2 and b.prompt_rank_ns is not None else None,
             )
-            for b in order
+            for b, quota_ns in zip(order, quotas_ns, strict=True)
         ]
         if front.prompt_rank_ns is None:
             return turns
@@ -230,14 +232,14 @@ class LeastSlack:
         if short is not None:
             pauses.append(Turn(short.batch, 1, decodes=False, pause=True))
         free_until_ns = max(free_until_ns, now_ns + max(2 * front.step_ns, busy_ns))
-        turns[0] = Turn(front.batch, quantum_ns + front.prefill_ns, free_until_ns)
+        turns[0] = Turn(front.batch, quotas_ns[0], free_until_ns)
         return pauses + turns
 
-    def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
+    def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
         change_ns = sum(changes_ns) / len(batches)
         quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
-        if spoken_for >= self.calm_share:
+        if spoken_for(batches) >= self.calm_share:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
@@ -264,11 +266,6 @@ def _keeps(lanes: LanesView, companion: Companion, division: Division, near: flo
     if not companion.prefills:
         steps.append((companion.batch, division.beside_ns))
     return all(step_ns <= near * min(batch.tbt_ns, batch.gap_ns) for batch, step_ns in steps)
-
-
-def _spoken_for(batches: Sequence[BatchView]) -> float:
-    """The share of the time that a step of each batch every TBT takes."""
-    return sum([batch.step_ns / batch.tbt_ns for batch in batches])
 
 
 def _stream_by_ns(batch: BatchView, *, least_ns: int, saves: bool) -> int:

@@ -19,8 +19,9 @@ class Shedding:
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -> Shedding:
     """To be on time a batch needs a step in every TBT, the change to it in every quantum, and its prefills in every
-    TTFT. `1 - shed_share` of the time is given to batches in the order of their tokens on time per second of it, the
-    densest in any case; the others are shed.
+    TTFT. If steps alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of
+    their tokens on time per second of it, the densest in any case, and the others are shed. If not, more prefills than
+    there is time for are a burst that passes.
 
     A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
@@ -29,11 +30,12 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -
     densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
     room, shed = 1 - shed_share, set()
-    for at, (needs, batch) in enumerate(densest):
-        if needs > room and at:
-            shed.add(batch.batch)
-        else:
-            room -= needs
+    if spoken_for(batches) > 1:
+        for at, (needs, batch) in enumerate(densest):
+            if needs > room and at:
+                shed.add(batch.batch)
+            else:
+                room -= needs
     put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
     return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, frozenset(shed))
 
@@ -45,6 +47,11 @@ def _by_ns(batch: BatchView, put_off_ns: int, *, kept: bool) -> int:
     if not kept:
         return last_ns
     return max(had_ns, deadline_ns) if in_time_ns is None else min(in_time_ns, last_ns)
+
+
+def spoken_for(batches: Sequence[BatchView]) -> float:
+    """The share of the time that a step of each batch every TBT takes."""
+    return sum([batch.step_ns / batch.tbt_ns for batch in batches])
 
 
 def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:

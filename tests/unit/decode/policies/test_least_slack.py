@@ -100,6 +100,12 @@ def test_where_not_everybody_can_be_on_time_the_most_tokens_are_saved() -> None:
     assert order(lost, late, saved) == [2, 3, 1]
 
 
+def test_who_is_shed_has_a_quantum_with_its_prefills() -> None:
+    lost, saved = batch(1, first_due_ms=-900, prefill_ms=3000, step_ms=60, worth=0.1), batch(2, 600, step_ms=60)
+    first, second = POLICY.plan([lost, saved], 0)
+    assert (first.batch, first.quota_ns) == (2, 2 * _S) and (second.batch, second.quota_ns) == (1, 2 * _S)
+
+
 def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
     """Half of √(1.6 s · 10 s)."""
     busy = [batch(number, 100, step_ms=30) for number in (1, 2)]
@@ -321,7 +327,9 @@ def test_who_has_been_put_off_for_long_enough_is_told() -> None:
 
 def test_who_is_late_beside_others_in_time_is_told() -> None:
     beside, saved = batch(1, -900, step_ms=40, in_time_ms=800), batch(2, 600, step_ms=40)
-    assert why(beside, saved).because.startswith("others that have to begin sooner are late already; must begin in 560")
+    assert why(beside, saved, batch(3, 600, step_ms=60, worth=0.1)).because.startswith(
+        "others that have to begin sooner are late already; must begin in 560"
+    )
 
 
 def why_place(made: DecodeLists, model: ModelId) -> tuple[str, str | None]:

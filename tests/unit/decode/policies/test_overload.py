@@ -51,8 +51,8 @@ def shed(*batches: BatchView) -> set[int]:
 
 
 def test_nobody_is_shed_while_there_is_time_for_all() -> None:
-    assert shed(*(batch(number, step_ms=30) for number in range(3))) == set()
-    assert len(shed(*(batch(number, step_ms=31) for number in range(3)))) == 1
+    assert shed(*(batch(number, step_ms=33, prefill_ms=5000) for number in range(3))) == set()
+    assert len(shed(*(batch(number, step_ms=34) for number in range(3)))) == 1
 
 
 @pytest.mark.parametrize(
