@@ -14,7 +14,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
-from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, Prefilled, Submit, TakeBack
+from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, HandedOver, HandOver, Prefilled, Submit, TakeBack
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, RoundPolicy, Turn
@@ -292,6 +292,18 @@ def test_a_batch_that_steps_on_the_second_lane_is_left_alone_there() -> None:
         assert not beside & set(running(driven))
     assert all(s.where is Where.DEVICE for s in driven.core._by_request.values())
     assert len(driven.asked(LoadWeights, driven.effects)) == 2 and ModelId("m1") in driven.loads
+
+
+def test_who_is_to_go_on_elsewhere_leaves_the_second_lane_at_the_end_of_its_step() -> None:
+    driven = divided(A, B, policy=LeastSlack())
+    take(driven, 2, B)
+    settle(driven)
+    driven.stepped(2)
+    (there,) = [row.job.request for run in driven.asked(Run) if run.lane for row in run.rows]
+    driven.on(HandOver(there, 1))
+    assert driven.asked(EndRun) == [EndRun(1)] and not driven.said(HandedOver)
+    beside_ended(driven, 2)
+    assert [message.request for message in driven.said(HandedOver)] == [there]
 
 
 def test_a_prompt_of_another_batch_that_has_no_room_is_not_waited_for() -> None:
