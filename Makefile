@@ -30,7 +30,7 @@ help:
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
-	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, vLLM"
+	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, all schedulers, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-moves a model that moves 20 times with its streams, between instances and Ray nodes; some minutes"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
@@ -216,6 +216,7 @@ test-exactness: $(TOOLS)
 	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n $(EXACTNESS) tests/live/models/test_architectures.py || exit 1; done
 	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n AEGIS_TEST_LANES=muxwise $(EXACTNESS) || exit 1; done
 	AEGIS_TEST_PIECES=7 AEGIS_TEST_LANES=least-slack $(EXACTNESS)
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/models/test_policies.py
 	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
 # make test has a server on two nodes, one of whose instances dies; this all there is.

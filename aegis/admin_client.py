@@ -132,6 +132,18 @@ class AdminClient:
         except msgspec.MsgspecError:
             raise UserError(f"{self._url} answers, but is no aegis server of this version") from None
 
+    def counter(self, name: str, label: str) -> dict[str, int]:
+        """A metric's values by one of its labels, added up over the others; empty if there is none of that name."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        values: dict[str, int] = {}
+        for family in text_string_to_metric_families(self._text("/metrics")):
+            for sample in family.samples:
+                if sample.name == name:
+                    value = sample.labels.get(label, "")
+                    values[value] = values.get(value, 0) + round(sample.value)
+        return values
+
     def next_number(self, what: str) -> int:
         """Of "spans", "records" or "decisions": those from that number on are yet to come."""
         return int(self._lines(f"/debug/{what}", _NEVER).headers["aegis-next"])
@@ -171,6 +183,12 @@ class AdminClient:
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
+
+    def _text(self, path: str) -> str:
+        response = self._send("GET", path)
+        if response.is_error:
+            raise _refused(response.status_code, self._object(response))
+        return response.text
 
     def _object(self, response: httpx.Response) -> dict[str, Any]:
         try:

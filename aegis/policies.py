@@ -179,12 +179,12 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             name="qlm",
-            about="groups of requests of one model, swapped by deadline (QLM)",
+            about="groups of requests of one model, swapped when a first token would be late (QLM-like)",
             policy=lambda site: Qlm(),
         ),
         Recipe(
             name="muxserve",
-            about="several models resident on each device, none evicted (MuxServe)",
+            about="several models resident on each device, in turns, none evicted (MuxServe-like)",
             policy=lambda site: MuxServe(site.memory_bytes * 3 // 4),
             switch_ns=0,  # each model has an engine of its own there
             divides_memory=True,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
+from typing import Final
+
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
@@ -11,6 +14,9 @@ from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
+
+ANSWER_TOKENS: Final = 256.0
+"""The tokens that a request is expected to make yet. Goodput hardly depends on it, from 64 to 1024."""
 
 _Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
 
@@ -99,12 +105,13 @@ class BatchViews:
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
-        later_ns, cuts = round(rules.later_ttfts * slo.ttft_ns), rules.chunk_tokens is not None
+        cuts = rules.chunk_tokens is not None
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
-        relaxed_by_ns = savable_due_ns = prompt_rank_ns = None
+        in_time_by_ns = savable_due_ns = prompt_rank_ns = None
         prompt_ns = piece_ns = 0
-        if later_ns:
-            relaxed_by_ns = _relaxed_by_ns(waiting, decoding, lead_ns, prefill_ns, later_ns, now_ns)
+        worth = 0.0
+        if rules.sheds:
+            in_time_by_ns, worth = _worth(waiting, decoding, lead_ns, prefill_ns, step_ns, slo, now_ns)
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
@@ -125,12 +132,14 @@ class BatchViews:
             min([urgent for _, urgent in waiting]) if waiting else None,
             active,
             batch.decoded_ns,
+            batch.ran_ns,
             min([urgent for _, urgent in decoding]) if decoding else None,
             savable_due_ns,
             slo.ttft_ns,
             resident,
             had_turn_ns,
-            relaxed_by_ns,
+            in_time_by_ns,
+            worth,
             there and now_ns >= batch.stuck_until_ns,
             slo.gap_ns,
             seen.stream_ns if cuts else None,
@@ -140,18 +149,32 @@ class BatchViews:
         )
 
 
-def _relaxed_by_ns(
+def _worth(
     waiting: list[_Deadline],
     decoding: list[_Deadline],
     lead_ns: int,
     prefill_ns: int,
-    later_ns: int,
+    step_ns: int,
+    slo: Slo,
     now_ns: int,
-) -> int:
-    """The time by which the batch has to begin, if deadlines that cannot be met any more count later."""
-    begin_by_ns = [
-        urgent - ahead_ns + (later_ns if due - ahead_ns < now_ns else 0)
-        for group, ahead_ns in ((waiting, lead_ns + prefill_ns), (decoding, lead_ns))
-        for due, urgent in group
-    ]
-    return min(begin_by_ns)
+) -> tuple[int | None, float]:
+    """The latest start with which the first token that can be on time is, and what its requests are worth.
+
+    A request on time is worth one, and twice as much for each step of priority. One that is late makes no token on time
+    before it has caught up, which takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it
+    makes more than these with a chance of `exp(-tokens / ANSWER_TOKENS)`."""
+    in_time_by_ns: int | None = None
+    worth = 0.0
+    lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * ANSWER_TOKENS)
+    for deadlines, ahead_ns in ((waiting, lead_ns + prefill_ns), (decoding, lead_ns)):
+        for due_ns, urgent_ns in deadlines:
+            late_ns = now_ns - due_ns + ahead_ns
+            value = 1.0 if urgent_ns == due_ns else 2.0 ** ((due_ns - urgent_ns) / slo.ttft_ns)
+            if late_ns > 0:
+                worth += value * exp(-late_ns * lost_per_ns)
+                continue
+            worth += value
+            begin_by_ns = urgent_ns - ahead_ns
+            if in_time_by_ns is None or begin_by_ns < in_time_by_ns:
+                in_time_by_ns = begin_by_ns
+    return in_time_by_ns, worth

@@ -14,7 +14,6 @@ in one of its turns, before the batch's next decode step; its KV is on the devic
 until when nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or
 another one its turn, and what is there of the sequence's KV may be put away and brought back like any other.
 docs/pieces.md explains these pieces of prompts, and the pauses of a turn in which another batch has one run.
-
 A device that is divided has a second lane beside that of the turn (`decode.second_lane`).
 """
 
@@ -32,6 +31,7 @@ from aegis.core.messages import (
     BringIn,
     Broken,
     Cancel,
+    CarryImage,
     DropModel,
     DropProxy,
     EvictImage,
@@ -44,6 +44,7 @@ from aegis.core.messages import (
     KeepKv,
     KvFetched,
     MeetProxy,
+    PeerReady,
     Ping,
     Prefilled,
     PrefixChecked,
@@ -154,7 +155,7 @@ class DecodeCore:
                 self._kv.on_message(event)
             case KvFetched():
                 self._fetched(event)
-            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel() | CarryImage() | PeerReady():
                 self.ledger.on_message(event)
             case TakeBack():
                 self._eviction.give_back(event, now_ns)
@@ -557,7 +558,7 @@ class DecodeCore:
     def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
-        self._work.begins(turn)
+        self._work.begins(turn, now_ns)
         self._begun_ns, self._changes = now_ns, turn.batch.model != self._models.active
         if self._changes:
             self._switched(turn, now_ns)
@@ -596,5 +597,4 @@ class DecodeCore:
 
     def _in_use(self) -> set[ModelId]:
         """Models that a request here is of."""
-        there = {s.job.model for s in self._work.busy} | {b.model for b in self._work.batches}
-        return there | self._arrivals.models()
+        return {s.job.model for s in self._work.busy} | {b.model for b in self._work.batches} | self._arrivals.models()

@@ -31,6 +31,7 @@ class Batch:
     sequences: list[Sequence]
     waiting: int = 0
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
+    ran_ns: int = -1  # when a run in a turn of its own last began
     chunked: bool = False
     beside: int = 0  # of its sequences are in the run under way on the second lane
     stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
@@ -261,13 +262,14 @@ class WorkList:
         """The batch whose turn is paused; it keeps what it has on the device."""
         return self._paused.batch if self._paused else None
 
-    def begins(self, turn: RunningTurn) -> None:
+    def begins(self, turn: RunningTurn, now_ns: int) -> None:
         """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that
         one would starve."""
         if turn.pause:
             self._had_pause.add(turn.batch.batch)
         else:
             self._had_pause.clear()
+            turn.batch.ran_ns = now_ns
 
     def _bars(self, batch: Batch, now_ns: int) -> bool:
         return batch.batch in self._had_pause or now_ns < batch.stuck_until_ns

@@ -20,7 +20,7 @@ from aegis.core.lifecycle import TABLE, TERMINAL, State
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
-from bench.report.result_tables import cells, crossings, files, goodput, markdown, results
+from bench.report.result_tables import cells, crossings, files, goodput, markdown, overload, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))
@@ -112,6 +112,7 @@ SECTIONS = {
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},
+    "docs/simulate.md": {"overload": overload},
 }
 
 

@@ -6,8 +6,9 @@ core drains in order. `check` proves every law at any moment (rule 3).
 The pages are those that the device has lent (`Balloon`): weights and KV grow at each other's cost and at that of other
 instances.
 
-Laws: (M1) the pages of resident and loading models and of device KV slabs are all the pages in use; (M2) pages back
-exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks or is idle.
+Laws: (M1) the pages of resident and loading models and of device KV slabs, and those lent to a peer's load, are all the
+pages in use; (M2) pages back exactly the device slabs that hold blocks; (M3) a leased host slab holds blocks or is
+idle.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aegis.core.effects import (
     LoadWeights,
     MapWeights,
     MoveBlocks,
+    PeerWords,
     Send,
     StreamName,
     Unbind,
@@ -33,11 +35,13 @@ from aegis.core.effects import (
 from aegis.core.errors import LawBroken
 from aegis.core.ids import BlockRun, ModelId, PageRun, SlabId
 from aegis.core.messages import (
+    CarryImage,
     EvictImage,
     GrantPages,
     ImageCached,
     ImageEvicted,
     ModelUnloaded,
+    PeerReady,
     SetSlo,
     SlabsOfShape,
     UnloadModel,
@@ -49,6 +53,7 @@ from memory.budget import Budget
 from memory.bump_buffer import BumpBuffer
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool
+from memory.peers.loads import PeerLoads
 from memory.residency import Residency
 from memory.slab_pool import SlabPool
 from memory.slab_sources import DeviceSlabs, LeasedSlabs
@@ -57,7 +62,16 @@ from memory.slab_sources import DeviceSlabs, LeasedSlabs
 class Ledger:
     """The accounts of one instance."""
 
-    def __init__(self, budget: Budget, words: Mapping[StreamName, int], *, address_pages: int) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        words: Mapping[StreamName, int],
+        *,
+        address_pages: int,
+        peer_words: PeerWords | None = None,
+        images_in_memory: bool = False,
+    ) -> None:
+        """With `peer_words` demanded loads are shared with peers, as `PeerLoads` has it."""
         self.budget = budget
         self.effects: list[Effect] = []
         self.specs: dict[ModelId, ModelSpec] = {}
@@ -71,6 +85,15 @@ class Ledger:
         self._device_slabs = DeviceSlabs(self.pool, budget.pages // per_slab, per_slab, self.effects)
         self._leases = LeasedSlabs()
         self._cached: dict[ModelId, tuple[PageRun, ...]] = {}  # images in the node's model cache
+        self._peers = PeerLoads(
+            self.pool,
+            self.balloon,
+            self.transfers,
+            self.effects,
+            peer_words,
+            page_bytes=budget.page_bytes,
+            in_memory=images_in_memory,
+        )
         self._evicting: set[ModelId] = set()  # images to be let go of once no load reads them
         self.unloading: set[ModelId] = set()  # models to be evicted once no request here needs them
         self.device = SlabPool(budget.slab_bytes, self._device_slabs)
@@ -111,7 +134,11 @@ class Ledger:
         self.effects.append(MapWeights(model, admitted.runs))
         stream = StreamName.PREFETCH if prefetch else StreamName.WEIGHTS
         event = self.transfers.next(stream)
-        self.effects.append(LoadWeights(stream, model, event, self._cached.get(model, ())))
+        nbytes, cached = self.specs[model].manifest.image_bytes, self._cached.get(model, ())
+        shared = not prefetch and self._peers.may_share(nbytes, cached)
+        self.effects.append(LoadWeights(stream, model, event, cached, shared))
+        if shared:
+            self._peers.began(event, nbytes, cached)
         self.weights.start_loading(model, event)
         return event
 
@@ -145,18 +172,23 @@ class Ledger:
         """The free pages that so many more blocks need."""
         return self.device.slabs_for(shape, blocks) * self.budget.pages_per_slab
 
-    def on_message(self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel) -> None:
+    def on_message(
+        self, message: GrantPages | ImageCached | EvictImage | SetSlo | UnloadModel | CarryImage | PeerReady
+    ) -> None:
         """Takes messages of the owners of the device's pages, of the node's model cache and of its models. An eviction
         is answered once no load reads from the cache what may be overwritten then."""
         match message:
             case GrantPages():
                 self.balloon.granted(message)
+                self._peers.granted()
             case ImageCached(model, extents):
                 self._cached[model] = extents
             case EvictImage(model):
                 self._cached.pop(model, None)
                 self._evicting.add(model)
                 self._let_images_go()
+            case CarryImage() | PeerReady():
+                self._peers.on_message(message)
             case UnloadModel(model) if model in self.specs:
                 self.unloading.add(model)
             case UnloadModel(model):
@@ -207,6 +239,7 @@ class Ledger:
         if self.host.moving:
             self.host.reclaim(self.transfers.passed)
         self.balloon.progress()
+        self._peers.progress()
         if self._evicting:
             self._let_images_go()
 
@@ -230,6 +263,7 @@ class Ledger:
             "device_pages_weights": self._weight_pages(self.weights.resident()),
             "device_pages_loading": self._weight_pages(model for model, _ in self.weights.loading()),
             "device_pages_kv": self._device_slabs.pages,
+            "device_pages_lent": self._peers.lent,
             "device_pages_retired": self.balloon.retired,
             "device_pages_leaving": self.balloon.leaving,
             "address_pages_reserved": self._ranges.capacity,
@@ -266,11 +300,12 @@ class Ledger:
 
     def check(self) -> None:
         """Raises LawBroken if any law of the accounts does not hold."""
-        for part in (self.pool, self.balloon, self._ranges, self.weights, self.device, self.host):
+        for part in (self.pool, self.balloon, self._ranges, self.weights, self.device, self.host, self._peers):
             part.check()
         weights = self._weight_pages(self.weights.resident()) + self._weight_pages(m for m, _ in self.weights.loading())
-        if weights + self._device_slabs.pages != self.pool.used:
-            raise LawBroken(f"M1: {weights} weight + {self._device_slabs.pages} KV pages != {self.pool.used} used")
+        kv, lent = self._device_slabs.pages, self._peers.lent
+        if weights + kv + lent != self.pool.used:
+            raise LawBroken(f"M1: {weights} weight + {kv} KV + {lent} lent pages != {self.pool.used} used")
         held = sum(use.slabs for use in self.device.use().values())
         if held * self.budget.pages_per_slab != self._device_slabs.pages:
             raise LawBroken(f"M2: {held} device slabs held, {self._device_slabs.pages} pages behind them")

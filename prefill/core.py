@@ -26,6 +26,7 @@ from aegis.core.messages import (
     Adopt,
     Broken,
     Cancel,
+    CarryImage,
     DropModel,
     DropProxy,
     EvictImage,
@@ -39,6 +40,7 @@ from aegis.core.messages import (
     MeetProxy,
     NeedSlabs,
     PeerForgotten,
+    PeerReady,
     Ping,
     Prefilled,
     PrefixChecked,
@@ -140,7 +142,7 @@ class PrefillCore:
             case GrantSlabs():
                 self.ledger.grant(event.slabs)
                 self._requested_slabs = self._lacks_slabs = event.refused and self._requested_slabs
-            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel():
+            case GrantPages() | ImageCached() | EvictImage() | SetSlo() | UnloadModel() | CarryImage() | PeerReady():
                 self.ledger.on_message(event)
             case TakeBack():
                 self._eviction.give_back(event, now_ns)

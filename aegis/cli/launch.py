@@ -85,6 +85,9 @@ def launch(
             "or off. [default: auto]",
         ),
     ] = None,
+    peer_loads: Annotated[
+        bool, typer.Option("--peer-loads", help="Weights that a turn waits for also come over other devices' links.")
+    ] = False,
     device_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory of each device, for weights and KV. [default: 1GiB]"),

@@ -123,6 +123,10 @@ class Instances(Section):
         description="An instance may divide its device and run two things side by side: auto on CPUs; 2 also a GPU, "
         "and with two threads at least on a CPU; off; docs/lanes.md",
     )
+    peer_loads: bool = Field(
+        default=False,
+        description="Weights that a turn waits for also come over idle links of other devices: docs/memory.md",
+    )
 
     @model_validator(mode="after")
     def _one_kind_of_pool(self) -> Instances:
@@ -130,6 +134,8 @@ class Instances(Section):
             raise ValueError("mixed instances prefill and decode: leave out either mixed, or prefill and decode")
         if self.mixed and self.roles is Roles.FIXED:
             raise ValueError("mixed instances prefill and decode: give prefill and decode where roles are fixed")
+        if self.peer_loads and self.tensor_parallel_size > 1:
+            raise ValueError("peer_loads is for instances of one process: leave it out with a tensor_parallel_size")
         if self.change_roles and (self.mixed or self.roles is Roles.AUTO):
             raise ValueError("change_roles is for prefill and decode instances: leave it out where all are mixed")
         return self
@@ -391,6 +397,7 @@ OPTIONS: dict[str, Key] = {
     "devices": ("instances", "devices"),
     "tensor_parallel_size": ("instances", "tensor_parallel_size"),
     "lanes": ("instances", "lanes"),
+    "peer_loads": ("instances", "peer_loads"),
     "models": ("sources",),
     "demo": ("demo",),
     "device": ("device",),

@@ -2,6 +2,7 @@
 
 (1) `NOW`: KV that the turn waits for, or that makes room for it. It is small beside weights, and without it sequences
 that are due are missing in a step. (2) `WEIGHTS` that the turn waits for. (3) `AHEAD`: weights and KV for later turns.
+(4) `FOR_PEERS`: what another device's load is helped with.
 A copy that had to yield goes on from where it stopped when nothing more urgent is left.
 """
 
@@ -15,8 +16,9 @@ from aegis.core.effects import StreamName
 NOW: Final = 0
 WEIGHTS: Final = 1
 AHEAD: Final = 2
+FOR_PEERS: Final = 3
 
-_OF_WEIGHTS: Final = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD}
+_OF_WEIGHTS: Final = {StreamName.WEIGHTS: WEIGHTS, StreamName.PREFETCH: AHEAD, StreamName.RELAY: FOR_PEERS}
 
 
 def urgency(stream: StreamName, *, ahead: bool = False) -> int:

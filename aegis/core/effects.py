@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from aegis.core.block_runs import BlockCopy
 from aegis.core.decision import Decision
-from aegis.core.ids import BlockRun, ModelId, PageRun, RequestId, SlabId
+from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, RequestId, SlabId
 from aegis.core.messages import FromInstance
 from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle, Job
@@ -30,6 +30,7 @@ class StreamName(StrEnum):
     SWAP_IN = "swap_in"
     SWAP_OUT = "swap_out"
     SCRUB = "scrub"
+    RELAY = "relay"  # pieces of images for loads of other devices
 
 
 class Bind(Struct, frozen=True, tag=True):
@@ -68,17 +69,52 @@ class UnmapWeights(Struct, frozen=True, tag=True):
 
 class LoadWeights(Struct, frozen=True, tag=True):
     """Copy the model's image to its range; `event` is what that copy will be on the stream. `cached` are the extents
-    of the node's model cache that hold the image; without any it is read from disk."""
+    of the node's model cache that hold the image; without any it is read from disk. `shared`: peers may carry parts of
+    it, each from its `RemoteLoad` on."""
 
     stream: StreamName
     model: ModelId
     event: EventHandle
     cached: tuple[PageRun, ...] = ()
+    shared: bool = False
 
 
 class AbandonLoad(Struct, frozen=True, tag=True):
     """The rest of this copy need not be done; its event passes all the same."""
 
+    event: EventHandle
+
+
+class PeerWords(Struct, frozen=True):
+    """Shared words of an instance: for each peer that carries for it one for each place, which says what piece belongs
+    there, and the one whose progress says how many pieces it has staged for another one."""
+
+    requests: tuple[tuple[int, ...], ...]
+    staged: int
+
+
+class RemoteLoad(Struct, frozen=True, tag=True):
+    """From now on a peer carries a part of the `load` under way. It has the number `peer` among those of this load, and
+    stages pieces in these pages of the device whose memory is at `address`; its word `staged` says how many."""
+
+    load: EventHandle
+    peer: int
+    instance: InstanceId
+    address: str
+    runs: tuple[PageRun, ...]
+    staged: int
+
+
+class StageImage(Struct, frozen=True, tag=True):
+    """Stage pieces of the image of `nbytes` in these extents of the node's model cache, as the words `requests` ask for
+    them, in these pages of ours, which are in no range. `event` passes once the `load` of another instance wants no
+    more."""
+
+    load: EventHandle
+    nbytes: int
+    cached: tuple[PageRun, ...]
+    requests: tuple[int, ...]
+    runs: tuple[PageRun, ...]
     event: EventHandle
 
 
@@ -200,6 +236,8 @@ Effect = (
     | UnmapWeights
     | LoadWeights
     | AbandonLoad
+    | RemoteLoad
+    | StageImage
     | AcceptPages
     | WipePages
     | RevokePages

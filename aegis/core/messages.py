@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import FinishReason, Job, KvHandle, Token
+from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 
 # --- to an instance ---------------------------------------------------------------------------------------------------
@@ -140,6 +140,30 @@ class EvictImage(Struct, frozen=True, tag=True):
     model: ModelId
 
 
+class CarryImage(Struct, frozen=True, tag=True):
+    """Carry a part of the `load` of another instance, `target`, whose image of `nbytes` is in these extents of the
+    model cache: stage the pieces that its words `requests` ask for. Answered by `CarryBegan` and, once it wants no more
+    or at once, by `CarryOver`."""
+
+    target: InstanceId
+    load: EventHandle
+    peer: int
+    nbytes: int
+    cached: tuple[PageRun, ...]
+    requests: tuple[int, ...]
+
+
+class PeerReady(Struct, frozen=True, tag=True):
+    """An `instance` on another device, whose memory is at `address`, carries a part of the `load`: see `RemoteLoad`."""
+
+    load: EventHandle
+    peer: int
+    instance: InstanceId
+    address: str
+    runs: tuple[PageRun, ...]
+    staged: int
+
+
 class KeepKv(Struct, frozen=True, tag=True):
     """Answers `OfferKv`: its blocks from number `first` on, as many as these, are to be copied here. With none it keeps
     nothing, and needs no answer."""
@@ -209,6 +233,8 @@ ToInstance = (
     | GrantPages
     | TakeBack
     | ImageCached
+    | CarryImage
+    | PeerReady
     | EvictImage
     | KeepKv
     | PrefixChecked
@@ -405,6 +431,40 @@ class ImageUnreadable(Struct, frozen=True, tag=True):
     reason: str
 
 
+class NeedLinks(Struct, frozen=True, tag=True):
+    """A demanded `load` has begun, of an image of `nbytes` in these extents of the model cache: peers whose links are
+    idle may carry parts of it. `requests` are the words in which each of them is asked for pieces. Until `LoadOver`
+    the link is busy."""
+
+    load: EventHandle
+    nbytes: int
+    cached: tuple[PageRun, ...]
+    requests: tuple[tuple[int, ...], ...]
+
+
+class LoadOver(Struct, frozen=True, tag=True):
+    """The load that `NeedLinks` told of has ended."""
+
+    load: EventHandle
+
+
+class CarryBegan(Struct, frozen=True, tag=True):
+    """Answers `CarryImage`: pieces are staged in these pages of the device, and the word `staged` says how many."""
+
+    target: InstanceId
+    load: EventHandle
+    peer: int
+    runs: tuple[PageRun, ...]
+    staged: int
+
+
+class CarryOver(Struct, frozen=True, tag=True):
+    """Answers `CarryImage`: nothing is carried any more, or nothing was: the link is busy, or there are no pages."""
+
+    target: InstanceId
+    load: EventHandle
+
+
 class OfferKv(Struct, frozen=True, tag=True):
     """To the node: the KV of these tokens, whole blocks of them, is on the device and needed no more. Answered by
     `KeepKv`. A token takes `TOKEN_BYTES`, little-endian."""
@@ -447,6 +507,10 @@ class SwitchDone(Struct, frozen=True, tag=True):
     copy_ns: int
     kv_ns: int
     nbytes: int
+
+    @property
+    def duration_ns(self) -> int:
+        return self.make_room_ns + self.copy_ns + self.kv_ns
 
 
 class StepsTook(Struct, frozen=True, tag=True):
@@ -518,6 +582,10 @@ FromInstance = (
     | GaveBack
     | ImageEvicted
     | ImageUnreadable
+    | NeedLinks
+    | LoadOver
+    | CarryBegan
+    | CarryOver
     | OfferKv
     | KvKept
     | CheckPrefix

@@ -21,6 +21,21 @@ EngineName = Literal["transformers", "vllm"]
 IMAGE_EXTENT_BYTES = 2 << 20
 """The node's model cache is cut in extents of this size; an image begins at the start of one."""
 
+PIECE_BYTES = 8 << 20
+"""Of a load over several devices' links (Prism §5.3) a peer is asked for one such piece after the other."""
+
+PLACES = 3
+"""Pieces that a peer has room for: one arrives while another one goes on, and the next was asked for."""
+
+STAGING_BYTES = PLACES * PIECE_BYTES
+"""24 MiB; Prism's buffer has 30 MB."""
+
+PEERS_MAX = 7
+"""Of one load: a node of eight devices has no more."""
+
+LEAST_PIECES = 8
+"""Smaller images arrive before a peer could help."""
+
 
 def image_name(rank: int = 0) -> str:
     """The name of a rank's image in its directory."""

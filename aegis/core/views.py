@@ -251,12 +251,14 @@ class BatchView(Struct, frozen=True):
     first_due_ns: int | None = None  # the earliest deadline of a first token among them, shifted by priority
     active: bool = False  # the model is the running one, or was the last to run
     decoded_ns: int = -1  # when its last turn with decode steps was given to it
+    ran_ns: int = -1  # when a run in a turn of its own last began
     due_ns: int | None = None  # that of a next token among those that are not to be prefilled, likewise
     savable_due_ns: int | None = None  # and as it is, of those not yet missed by a whole TBT; where prefills may be cut
     ttft_ns: int = 0
     resident: bool = False  # the model's weights are on the device, or on their way
     turn_ns: int | None = None  # for how long it has had the turn, from the first step; None: it has it not
-    relaxed_by_ns: int | None = None  # when it has to begin, late deadlines counting later; where rules say by how much
+    in_time_by_ns: int | None = None  # the latest start with which its first token that can be on time is; where shed
+    worth: float = 0.0  # its requests, each by its priority, and less the later it is; where batches may be shed
     there: bool = False  # its weights are on the device, and it can have a run without anything being brought in
     gap_ns: int = 0
     stream_ns: int | None = None  # when the stream that can go on at once and has waited the longest had its last token
@@ -303,7 +305,7 @@ class TurnRules:
     step_tokens: int | None = None  # of prompts, in one step at most
     overtakes_beside: bool = False  # a short prompt runs with the decode, and needs not wait for one beside it
     join_gain: float = JOIN_GAIN
-    later_ttfts: float = 0.0  # so many TTFT later may a deadline count that cannot be met any more
+    sheds: bool = False  # a batch may be put off where not all can be on time
 
 
 class RoundPolicy(Protocol):

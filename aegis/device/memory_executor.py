@@ -18,7 +18,9 @@ from aegis.core.effects import (
     MapKv,
     MapWeights,
     MoveBlocks,
+    RemoteLoad,
     RevokePages,
+    StageImage,
     StreamName,
     Unbind,
     UnmapKv,
@@ -31,6 +33,7 @@ from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.core.request import EventHandle
 from aegis.device.block_copies import block_copies
 from aegis.device.cached_images import CachedImages
+from aegis.device.peer_transfers import PeerTransfers
 from aegis.device.protocol import Device, HostRegion
 from aegis.device.stage_buffer import StageBuffer
 
@@ -43,6 +46,8 @@ MemoryEffect = (
     | UnmapWeights
     | LoadWeights
     | AbandonLoad
+    | RemoteLoad
+    | StageImage
     | CopyBlocks
     | MoveBlocks
     | AcceptPages
@@ -76,7 +81,7 @@ _KV = ModelId("")
 class MemoryExecutor:
     """One instance's memory: a range for weights, one for KV slabs, and its streams. `host` are the node's KV slabs,
     `images` is its model cache; an image that is not there comes from disk through `stage`. If ranks share a model out,
-    it loads the part of this `rank`."""
+    it loads the part of this `rank`. Without `peers` no load is shared."""
 
     def __init__(
         self,
@@ -88,8 +93,10 @@ class MemoryExecutor:
         slab_bytes: int,
         address_pages: int,
         rank: int = 0,
+        peers: PeerTransfers | None = None,
     ) -> None:
         self._device = device
+        self._peers = peers
         self._host = host
         self._images = images
         self._stage = stage
@@ -116,6 +123,11 @@ class MemoryExecutor:
     def in_flight(self) -> bool:
         return self._seen != self._submitted
 
+    @property
+    def peer_load_bytes(self) -> int:
+        """What peers have carried of its loads."""
+        return self._peers.loads.carried_bytes if self._peers else 0
+
     def weights_base(self, bind: Bind) -> int:
         return self._weights.base + bind.offset_pages * self._device.page_bytes
 
@@ -141,6 +153,11 @@ class MemoryExecutor:
                 self._load(effect)
             case AbandonLoad(event):
                 self._abandon(event)
+            case RemoteLoad(load, peer, _, address, runs, staged):
+                assert self._peers
+                self._peers.loads.join(load.value, peer, address, runs, staged)
+            case StageImage():
+                self._stage_for_peer(effect)
             case CopyBlocks():
                 self._copy(effect)
             case MoveBlocks(shape, copies):
@@ -160,8 +177,12 @@ class MemoryExecutor:
             if completed != self._seen[name]:
                 self._seen[name] = completed
                 self._time(name)
+                if name is StreamName.RELAY and self._peers:
+                    self._peers.relay.unmap()
                 events.append(Progress(name, completed))
         self._forget_staged()
+        if self._peers:
+            self._peers.loads.settle()
         return [*self._stage.failures(), *events]
 
     def copied(self) -> list[CopyDone]:
@@ -186,7 +207,13 @@ class MemoryExecutor:
     def _load(self, effect: LoadWeights) -> None:
         bind, stream = self._bound[effect.model], self._streams[effect.stream]
         base, nbytes = self.weights_base(bind), bind.spec.manifest.image_bytes
-        if effect.cached and self._images.base is not None:
+        if effect.cached and effect.shared and self._images.base is not None:
+            assert self._peers
+            requested_ns = time.monotonic_ns()
+            image = list(_parts(effect.cached, self._images.base, nbytes))
+            stream.wait(self._peers.loads.load(effect.event.value, image, base))
+            event = stream.copy(())
+        elif effect.cached and self._images.base is not None:
             copies = list(_copies(effect.cached, self._images.base, base, nbytes))
             event, requested_ns = stream.copy(copies, urgency=urgency(effect.stream)), None
         else:
@@ -197,7 +224,16 @@ class MemoryExecutor:
         self._copying[effect.stream].append(_Copying(event.value, effect.model, nbytes, requested_ns))
         self._started(effect.stream, event, effect.event)
 
+    def _stage_for_peer(self, effect: StageImage) -> None:
+        assert self._peers
+        base, stream = self._images.base, self._streams[StreamName.RELAY]
+        image = [] if base is None else list(_parts(effect.cached, base, effect.nbytes))
+        stream.wait(self._peers.relay.stage(effect.event.value, effect.load.value, image, effect.requests, effect.runs))
+        self._started(StreamName.RELAY, stream.copy(()), effect.event)
+
     def _abandon(self, event: EventHandle) -> None:
+        if self._peers and event.word == self._streams[StreamName.WEIGHTS].word:
+            self._peers.loads.abandon(event.value)
         if event in self._staged:
             self._stage.abandon(self._staged[event])
         name = next(name for name, stream in self._streams.items() if stream.word == event.word)
@@ -229,9 +265,15 @@ class MemoryExecutor:
 
 def _copies(extents: Sequence[PageRun], source: int, target: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
     """An image of `nbytes` that lies in these extents, copied to where it is contiguous."""
+    for offset, address, count in _parts(extents, source, nbytes):
+        yield target + offset, address, count
+
+
+def _parts(extents: Sequence[PageRun], source: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """The parts of an image of `nbytes` that lies in these extents, as `(offset in it, address, nbytes)`."""
+    offset = 0
     for start, stop in extents:
-        count = min((stop - start) * IMAGE_EXTENT_BYTES, nbytes)
-        yield target, source + start * IMAGE_EXTENT_BYTES, count
-        target += count
-        nbytes -= count
-    assert nbytes == 0, f"{nbytes} bytes of the image are not in its extents"
+        count = min((stop - start) * IMAGE_EXTENT_BYTES, nbytes - offset)
+        yield offset, source + start * IMAGE_EXTENT_BYTES, count
+        offset += count
+    assert offset == nbytes, f"{nbytes - offset} bytes of the image are not in its extents"

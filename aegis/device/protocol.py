@@ -89,6 +89,20 @@ class HostRegion(Protocol):
     def close(self) -> None: ...
 
 
+class PeerMemory(Protocol):
+    """Pages of another device that their holder lends, one behind the other, to be copied from."""
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def close(self) -> None:
+        """No copy from it is under way. A second call does nothing."""
+        ...
+
+
 class PhysicalPool(Protocol):
     """The memory of one device, made once by the process that keeps its accounts and shared by all instances on it."""
 
@@ -175,8 +189,13 @@ class Device(Protocol):
         """Copies `(destination, source, nbytes)` within the device; done when it returns. For little."""
         ...
 
-    def stream(self, name: str, *, outwards: bool = False) -> Stream:
-        """`outwards`: it copies from the device to the host, which is a lane of its own."""
+    def stream(self, name: str, *, outwards: bool = False, between: bool = False) -> Stream:
+        """`outwards`: it copies from the device to the host, `between`: from other devices to this one; each is a lane
+        of its own."""
+        ...
+
+    def open_peer(self, address: str, runs: Sequence[PageRun]) -> PeerMemory | None:
+        """Maps pages of the device whose pool has this address. None if no process has it, or no link goes there."""
         ...
 
     @property

@@ -31,7 +31,7 @@ def engine_class(name: EngineName) -> Callable[..., Engine]:
 class Engines(SamplingEngine):
     """Implements `Engine` by handing on. `first` is initialised at once, another when a model of its comes; one sampler
     is shared by all of them, for requests name no model when they start. `group` are the ranks that
-    share models out, if there are any."""
+    share models out, if there are any. `initialisations` counts the engines that were initialised."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class Engines(SamplingEngine):
         self._named: dict[str, object] = {"device": device, "sampler": self._sampler}
         if group is not None:
             self._named["group"] = group
+        self.initialisations = 0
         self._open: dict[EngineName, Engine] = {}
+        self._opening = Lock()  # a model may be prepared beside another one that is attached
         self._of: dict[ModelId, Engine] = {}  # attached models
         self._building = Lock()  # of two that build, each restores torch's default dtype to what the other had set
         self._engine(first)
@@ -79,6 +81,8 @@ class Engines(SamplingEngine):
 
     def _engine(self, name: EngineName) -> Engine:
         """Raises UserError if it is not installed."""
-        if name not in self._open:
-            self._open[name] = engine_class(name)(self._kv, **self._named)
-        return self._open[name]
+        with self._opening:
+            if name not in self._open:
+                self._open[name] = engine_class(name)(self._kv, **self._named)
+                self.initialisations += 1
+            return self._open[name]

@@ -146,6 +146,10 @@ class FirstRankMemory:
     def in_flight(self) -> bool:
         return self._memory_executor.in_flight or any(done != self._reported for done in self._done)
 
+    @property
+    def peer_load_bytes(self) -> int:
+        return 0  # ranks load over their own links
+
     def weights_base(self, bind: Bind) -> int:
         return self._memory_executor.weights_base(bind)
 

@@ -15,6 +15,7 @@ from aegis.device.cached_images import CachedImages
 from aegis.device.divisions import WHOLE, Shares
 from aegis.device.memory_executor import MemoryExecutor
 from aegis.device.open_device import open_device
+from aegis.device.peer_transfers import PEER_WORDS, PeerTransfers
 from aegis.device.protocol import Device
 from aegis.device.shared_events import SharedWords
 from aegis.device.stage_buffer import StageBuffer
@@ -45,12 +46,13 @@ _TRANSFER_POLL_S = 0.0001
 class InstanceParts:
     """`pause` is called with nothing to do while copies are in flight, until one may have ended, at most to a time.
     `processor` goes on while this thread has one, where that is what runs take. `lane_shares` are what the device can
-    be divided into."""
+    be divided into. `initialisations` says how many engines this process has initialised."""
 
     instance: InstanceId
     role: Role
     core: PrefillCore | DecodeCore
     engine: Engine
+    initialisations: Callable[[], int]
     device: Device
     images: CachedImages | FirstRankImages
     memory_executor: MemoryExecutor | FirstRankMemory
@@ -71,6 +73,7 @@ class RankMemory:
     device: Device
     images: CachedImages
     stage: StageBuffer
+    peers: PeerTransfers | None
     memory_executor: MemoryExecutor
 
     def engines(self, settings: InstanceSettings, sampler: Sampler | None = None) -> Engines:
@@ -87,10 +90,12 @@ class RankMemory:
 def open_rank_memory(settings: InstanceSettings) -> RankMemory:
     """Raises UserError."""
     words = SharedWords.open(settings.words_path)
-    device = open_device(settings.device, settings.device_address, words, stream_words=settings.words[:-1])
+    streams = len(settings.words) - PEER_WORDS - 1
+    device = open_device(settings.device, settings.device_address, words, stream_words=settings.words[:streams])
     host = device.open_host(settings.host_kv_path, writable=True, populate=False)
     images = CachedImages(device, settings.images_path)
     stage = StageBuffer(device, words, settings.words[-1])
+    peers = PeerTransfers(device, words, settings.words[streams:-1]) if settings.peer_loads else None
     memory_executor = MemoryExecutor(
         device,
         host,
@@ -99,8 +104,9 @@ def open_rank_memory(settings: InstanceSettings) -> RankMemory:
         slab_bytes=settings.slab_bytes,
         address_pages=ADDRESS_PAGES,
         rank=settings.rank,
+        peers=peers,
     )
-    return RankMemory(device, images, stage, memory_executor)
+    return RankMemory(device, images, stage, peers, memory_executor)
 
 
 @contextmanager
@@ -108,14 +114,15 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     """Raises UserError. Nothing is closed after an error: copies that go nowhere would be waited for."""
     link = InstanceLink(settings.address, settings.identity, settings.market_key)
     body = open_rank_memory(settings)
-    device, engine = body.device, body.engines(settings)
+    device, engines = body.device, body.engines(settings)
     shares = lane_shares(settings, device)
     followers = FollowerLinks(settings.rendezvous, settings.ranks) if settings.ranks > 1 else None
     yield InstanceParts(
         instance=settings.instance,
         role=settings.role,
-        core=_core(settings, device, body.memory_executor, LaneOffers(shares, timed=device.lanes_are_timed)),
-        engine=FirstRankEngine(engine, followers) if followers else engine,
+        core=_core(settings, body, LaneOffers(shares, timed=device.lanes_are_timed)),
+        engine=FirstRankEngine(engines, followers) if followers else engines,
+        initialisations=lambda: engines.initialisations,
         device=device,
         images=FirstRankImages(body.images, followers.send) if followers else body.images,
         memory_executor=FirstRankMemory(body.memory_executor, followers) if followers else body.memory_executor,
@@ -129,6 +136,8 @@ def open_parts(settings: InstanceSettings) -> Iterator[InstanceParts]:
     )
     if followers:
         followers.close()
+    if body.peers:
+        body.peers.close()
     for part in (body.stage, body.images, device, link):
         part.close()
 
@@ -138,9 +147,8 @@ def poll(until_ns: int) -> None:
     time.sleep(_TRANSFER_POLL_S)
 
 
-def _core(
-    settings: InstanceSettings, device: Device, memory_executor: MemoryExecutor, lanes: LaneOffers
-) -> PrefillCore | DecodeCore:
+def _core(settings: InstanceSettings, body: RankMemory, lanes: LaneOffers) -> PrefillCore | DecodeCore:
+    device = body.device
     budget = Budget(
         pages=device.page_count,
         page_bytes=device.page_bytes,
@@ -148,7 +156,12 @@ def _core(
         host_slabs=settings.host_slabs,
         instances=settings.instances,
     )
-    ledger = Ledger(budget, {name: memory_executor.words[name] for name in StreamName}, address_pages=ADDRESS_PAGES)
+    ledger = Ledger(
+        budget,
+        {name: body.memory_executor.words[name] for name in StreamName},
+        address_pages=ADDRESS_PAGES,
+        peer_words=body.peers.words if body.peers else None,
+    )
     if settings.role is Role.PREFILL:
         order = settings.prefill_order()
         return PrefillCore(

@@ -36,9 +36,6 @@ from memory.balloon import OWING_NS
 _IDLE_NS = 100 * NS_PER_MS
 _GRAMMAR_POLL_NS = 2 * NS_PER_MS
 _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
-_ENGINE_INITIALISATIONS = 1
-"""A process opens its engine once, before its first model, and keeps it for life. It is reported as a counter because
-metrics add up the processes that an instance has had: that sum says how often an engine was initialised."""
 
 
 class Instance:
@@ -168,8 +165,9 @@ class Instance:
             self._link.send(written)
         report = self._reporter.report(
             now_ns,
-            engine_initialisations=_ENGINE_INITIALISATIONS,
+            engine_initialisations=parts.initialisations(),
             device_wide_waits=parts.device.device_wide,
+            peer_load_bytes=self._memory_executor.peer_load_bytes,
         )
         if report:
             self._loop_progress.report = report

@@ -34,6 +34,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     logs: LogSettings = LogSettings()
     engine: EngineName = "transformers"  # initialised before it is asked for
     lanes: LaneCount = "off"  # of its device
+    peer_loads: bool = False  # devices of the machine carry parts of each other's loads
     check_laws: bool = False
     rank: int = 0
     ranks: int = 1

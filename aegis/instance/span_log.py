@@ -12,7 +12,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone
 from aegis.device.memory_executor import CopyDone
 from aegis.telemetry.decisions import Decisions
-from aegis.telemetry.spans import Span, SpanKind, Spans, run_span
+from aegis.telemetry.spans import Span, SpanKind, Spans, run_span, switch_span
 
 _COPIES = {
     StreamName.WEIGHTS: SpanKind.LOAD,
@@ -59,10 +59,7 @@ class SpanLog:
 
     def switched(self, done: SwitchDone) -> None:
         """Right before the first step of the model that runs now."""
-        duration_ns = done.make_room_ns + done.copy_ns + done.kv_ns
-        now_ns = self._clock.now_ns()
-        span = Span(self._instance, SpanKind.SWITCH, done.model, now_ns - duration_ns, now_ns, nbytes=done.nbytes)
-        self._spans.append(span)
+        self._spans.append(switch_span(self._instance, done, self._clock.now_ns()))
 
     def copied(self, copies: Iterable[CopyDone]) -> None:
         for copy in copies:

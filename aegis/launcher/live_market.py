@@ -14,7 +14,7 @@ from aegis.control.settings import BusSettings
 from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance
-from aegis.core.model import Slo
+from aegis.core.model import PEERS_MAX, Slo
 from aegis.core.request import Job
 from aegis.core.role import Role
 from aegis.device.performance import figures
@@ -45,6 +45,7 @@ from aegis.transport.addresses import Wires
 from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import FromProxy, OnPrefixFound
 from memory.budget import Budget
+from memory.peers.links import PeerLinks
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
 from proxy.routing.router import Router
@@ -180,6 +181,7 @@ def _node(
         reuses=_reuses(config),
         fetching=machines.fetching,
         check_laws=config.memory.debug,
+        peer_links=PeerLinks(PEERS_MAX) if config.instances.peer_loads and not config.ray.address else None,
     )
 
 
@@ -215,6 +217,7 @@ def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str,
         hardware=figures(config.device),
         engine=config.engine,
         lanes=config.instances.lanes,
+        peer_loads=config.instances.peer_loads and not config.ray.address,
         step_tokens=config.scheduling.step_tokens,
         explains=config.telemetry.decisions > 0,
         reuses=_reuses(config),

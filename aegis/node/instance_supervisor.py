@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -104,6 +104,12 @@ class InstanceSupervisor:
         host = self._places[instance].host
         assert host
         return host.words
+
+    def poison(self, instance: InstanceId, words: Sequence[int]) -> None:
+        """Passes events of its last process, which is no more, before all others know of that."""
+        host = self._places[instance].host
+        assert host
+        host.machine.poison(words)
 
     def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
         """As it is where the instance's living process is."""

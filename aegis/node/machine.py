@@ -11,12 +11,13 @@ from msgspec import Struct
 from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId, MachineId
 from aegis.core.model import ModelSpec
+from aegis.device.peer_transfers import PEER_STREAMS, PEER_WORDS
 from aegis.device.stage_buffer import STAGE_WORDS
 from aegis.instance.settings import InstanceSettings
 
 WORDS = 1 << 22
-"""Enough for half a million starts; in 32 MiB, of which a machine without a GPU uses a page as it comes to it."""
-WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS
+"""Enough for a hundred thousand starts; in 32 MiB, of which a machine without a GPU uses a page as it comes to it."""
+WORDS_PER_INSTANCE = len(StreamName) + STAGE_WORDS + PEER_STREAMS + PEER_WORDS
 
 
 class RankMemory(Struct, frozen=True):

@@ -79,6 +79,7 @@ from aegis.transport.outbox import Outbox
 from memory.budget import Budget
 from memory.host_kv import ForHost
 from memory.machines_kv import MachinesKv
+from memory.peers.links import ForLinks, PeerLinks
 from proxy.routing.events import ModelAway, ModelMoved, ModelRemoved, ModelUp, SloSet
 from proxy.routing.permits import Permits
 
@@ -113,6 +114,7 @@ class Node:
         fetching: Fetching | None = None,
         check_laws: bool = False,
         decisions: DecisionLog | None = None,
+        peer_links: PeerLinks | None = None,
     ) -> None:
         self.policy = policy
         self.history = history
@@ -127,6 +129,7 @@ class Node:
         self._permits = Permits()
         self.images = images
         self.devices = devices
+        self._peer_links = peer_links  # of the only machine
         images.wire = devices.wire = self
         self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters, devices.page_bytes))
         self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
@@ -268,6 +271,7 @@ class Node:
         if instance in self.up:
             self.up.discard(instance)
             self._outbox.forget(instance)
+            self._leave_links(instance)
             self.reports.pop(instance, None)
             await self.proxies.lost(InstanceLost(instance, incarnation, requested=self.pool.drained(instance)))
             if self._fetches:
@@ -281,6 +285,12 @@ class Node:
         self.metrics.restarted(instance)
         self.catalogue.lost(instance)
         self._outbox.flush()
+
+    def _leave_links(self, instance: InstanceId) -> None:
+        """Before its pages are anybody else's: who takes pieces from there finds that it is lost."""
+        staged = self._peer_links.lost(instance) if self._peer_links else None
+        if staged is not None:
+            self.pool.poison(instance, (staged,))
 
     def serves(self, instance: InstanceId) -> bool:
         """Whether it is up and has all models."""
@@ -335,6 +345,10 @@ class Node:
             case FetchKv():
                 assert self._fetches, "there is one machine"
                 self._fetches.begin(instance, self.pool.machine(instance), message)
+            case message if isinstance(message, ForLinks):
+                if self._peer_links:
+                    for receiver, asked in self._peer_links.on_message(instance, message):
+                        self._outbox.put(receiver, asked)
             case NeedPages():
                 self.devices.pages_requested(instance, message)
             case GaveBack():
@@ -360,6 +374,8 @@ class Node:
         machine = self.pool.machine(instance)
         self.host.join(instance, machine)
         self.devices.join(instance)
+        if self._peer_links:
+            self._peer_links.join(instance, *self.devices.addresses(instance))
         self.up.add(instance)
         self._outbox.put(instance, *(self._add_model(instance, spec) for spec in self.catalogue.specs()))
         self._outbox.put(instance, *(MeetProxy(proxy, at) for proxy, at in self.proxies.addresses().items()))

@@ -22,13 +22,20 @@ _PART = re.compile(r"(?P<name>[^:,]+)(?::(?P<count>[1-9][0-9]{0,5}))?", re.ASCII
 _KINDS = {"mix": MIX} | {name: (name,) for name in SHAPES}
 
 
-def models(text: str, *, asked: Iterable[ModelId] = (), slo: Slo = _DEFAULT_SLO) -> list[ModelSpec]:
+def models(
+    text: str,
+    *,
+    asked: Iterable[ModelId] = (),
+    slo: Slo = _DEFAULT_SLO,
+    instead: Iterable[tuple[str, str]] = (),
+) -> list[ModelSpec]:
     """The value of `--models`, in order of index. `asked` are the models that the workload asks for.
 
     `mix:80` is 80 models, of every ten six 7B, two 9B and two 13B; `qwen2.5-72b:4` four of one shape; parts are joined
     by commas. A lone part without a count is as many as the workload needs. Models are called m000, m001, ...; where
     the workload numbers them otherwise (m7, m07) its names are taken, by number, and names of its own in their order.
-    A YAML file names each model itself.
+    A YAML file names each model itself. `instead` are pairs of a text and a shape, which models with the text in their
+    names have.
 
     Raises UserError, one line: the part or key at fault and what was expected, or the model that is missing.
     """
@@ -47,7 +54,11 @@ def models(text: str, *, asked: Iterable[ModelId] = (), slo: Slo = _DEFAULT_SLO)
         raise UserError(f"--models {text}: {len(shapes)} models, but the workload names {fewest}; leave out the count")
     width = max((len(name) for name in numbered.values()), default=4) - 1
     names = named or [numbered.get(index, ModelId(f"m{index:0{width}}")) for index in range(len(shapes))]
-    return [shape.spec(name, slo) for name, shape in zip(names, shapes, strict=True)]
+    others = [(part, SHAPES[kind]) for part, kind in instead]
+    return [
+        next((other for part, other in others if part in name), shape).spec(name, slo)
+        for name, shape in zip(names, shapes, strict=True)
+    ]
 
 
 def _sorted_out(asked: Iterable[ModelId]) -> tuple[dict[int, ModelId], list[ModelId]]:

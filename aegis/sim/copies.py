@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from aegis.core.copy_order import NOW, served, urgency
-from aegis.core.effects import CopyBlocks, LoadWeights, StreamName, WipePages
+from aegis.core.effects import CopyBlocks, LoadWeights, StageImage, StreamName, WipePages
 from aegis.core.events import Progress
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
@@ -22,9 +22,10 @@ _NAMES: Final = tuple(StreamName)
 
 
 class Copy:
-    """One of a stream. `model` is that of weights, "" of KV. `started_ns` is set by the carrier."""
+    """One of a stream. `model` is that of weights, "" of KV. `started_ns` is set by the carrier. `helpers` are links of
+    other devices that carry parts of it, each with what can go on from there in bytes/s."""
 
-    __slots__ = ("after", "event", "model", "nbytes", "started_ns", "stream", "urgency")
+    __slots__ = ("after", "event", "helpers", "model", "nbytes", "started_ns", "stream", "urgency")
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Copy:
         self.model = model
         self.urgency = urgency
         self.started_ns = 0
+        self.helpers: list[tuple[Link, int]] = []
 
 
 class Carrier(Protocol):
@@ -57,6 +59,10 @@ class Carrier(Protocol):
 
     def stop(self, stream: StreamName) -> None:
         """What is left of the stream's copy, if one is under way, need not be copied."""
+        ...
+
+    def help(self, stream: StreamName, link: Link, bytes_per_s_max: int) -> None:
+        """The link carries a part of the stream's copy, if one is under way."""
         ...
 
 
@@ -76,6 +82,8 @@ class Links:
 
         flow = self._flows[copy.stream] = self._links[copy.stream].start(copy.nbytes, arrived, urgency=urgency)
         copy.started_ns = flow.started_ns
+        for link, bytes_per_s_max in copy.helpers:
+            link.help(flow, bytes_per_s_max)
 
     def hurry(self, stream: StreamName, urgency: int) -> None:
         flow = self._flows.get(stream)
@@ -86,6 +94,11 @@ class Links:
         flow = self._flows.get(stream)
         if flow:
             self._links[stream].stop(flow)
+
+    def help(self, stream: StreamName, link: Link, bytes_per_s_max: int) -> None:
+        flow = self._flows.get(stream)
+        if flow:
+            link.help(flow, bytes_per_s_max)
 
 
 class Streams:
@@ -123,6 +136,19 @@ class Streams:
 
     def wipe(self, effect: WipePages) -> None:
         self._submit(Copy(StreamName.SCRUB, effect.event, None, 0, ModelId(""), NOW))
+
+    def stage(self, effect: StageImage) -> None:
+        """What is carried counts as its target's: this ends with that."""
+        self._submit(Copy(StreamName.RELAY, effect.event, effect.load, 0, ModelId(""), urgency(StreamName.RELAY)))
+
+    def help(self, event: EventHandle, link: Link, bytes_per_s_max: int) -> None:
+        """The link of another device carries a part of this copy, unless that has ended."""
+        for stream, queue in self._queues.items():
+            for copy in queue:
+                if copy.event == event:
+                    copy.helpers.append((link, bytes_per_s_max))
+                    if copy is queue[0]:
+                        self._carrier.help(stream, link, bytes_per_s_max)
 
     def abandon(self, event: EventHandle) -> None:
         """The rest of it is not copied."""

@@ -42,6 +42,7 @@ class GpuSpec:
     gpus_per_node: int
     memory_bytes_per_s: int  # on the device
     flops_per_s: int  # dense bfloat16
+    peer_bytes_per_s: int = 0  # to a device from those of its node; 0: they have no link of their own
     switch_ns: int = 2_000_000  # of a switch, beside its copies
     handover_ns: int = 200_000  # of a message from instance to instance
     layer_ns: int = _LAYER_NS
@@ -82,6 +83,11 @@ class GpuSpec:
         read_ps = weights_ps + _KV_EFFICIENCY * costs.context_token_ps * context_tokens
         return min(read_ps / (1e3 * costs.decode_ns(context_tokens, rows)), 1.0)
 
+    @property
+    def peers_max(self) -> int:
+        """So many peers carry for one load: their host links, taken together, are as fast as the peer link."""
+        return max(self.peer_bytes_per_s // self.in_bytes_per_s, 1) if self.peer_bytes_per_s else 0
+
     def hardware(self) -> Hardware:
         """The figures that the estimators may know before they have seen a step."""
         return Hardware(
@@ -105,6 +111,7 @@ class GpuSpec:
             in_bytes_per_s=self.in_bytes_per_s * ways,
             out_bytes_per_s=self.out_bytes_per_s * ways,
             gpus_per_node=self.gpus_per_node // ways,
+            peer_bytes_per_s=0,
             memory_bytes_per_s=self.memory_bytes_per_s * ways,
             flops_per_s=self.flops_per_s * ways,
             layer_ns=self.layer_ns + _REDUCE_NS,
@@ -115,6 +122,7 @@ class GpuSpec:
 
 _GB, _GIB = 10**9, 2**30
 _PCIE5, _PCIE4 = 49_500_000_000, 24_750_000_000  # the rates of pinned copies over 64 and 32 GB/s
+_NVLINK_900, _NVLINK_600, _NVLINK_400 = 450 * _GB, 300 * _GB, 200 * _GB  # one way of what vendors sum over both
 
 _HOPPER = ComputeShares(units=132, step_units=16, prefill_traffic=0.3)
 _AMPERE = ComputeShares(units=108, step_units=16, prefill_traffic=0.2)
@@ -128,6 +136,7 @@ _H800 = GpuSpec(
     gpus_per_node=8,
     memory_bytes_per_s=3_350 * _GB,
     flops_per_s=989 * 10**12,
+    peer_bytes_per_s=_NVLINK_400,
     shares=_HOPPER,
     fits={
         "qwen2.5-7b": StepCosts.of_ms(decode=(8.45, 0.06, 0.099), prefill=(0.0, 22.7, 0.0)),
@@ -138,6 +147,7 @@ _H800 = GpuSpec(
 _H100 = replace(
     _H800,
     name="h100",
+    peer_bytes_per_s=_NVLINK_900,
     fits={
         "yi-1.5-9b": StepCosts.of_ms(decode=(13.56, 0.02, 0.065), prefill=(0.0, 26.4, 0.0)),
         "llama-2-13b": StepCosts.of_ms(decode=(12.97, 0.11, 0.094), prefill=(0.0, 40.0, 0.0)),
@@ -146,6 +156,7 @@ _H100 = replace(
 _H20 = replace(
     _H800,
     name="h20",
+    peer_bytes_per_s=_NVLINK_900,
     memory_bytes=84 * _GIB,
     memory_bytes_per_s=4_000 * _GB,
     flops_per_s=148 * 10**12,
@@ -170,6 +181,7 @@ _A100 = replace(
     gpus_per_node=8,
     memory_bytes_per_s=2_039 * _GB,
     flops_per_s=312 * 10**12,
+    peer_bytes_per_s=_NVLINK_600,
     shares=_AMPERE,
     group_fits={
         4: {"llama-3-70b": StepCosts.of_ms(decode=(31.7, 0.12, 0.1), prefill=(43.0, 218.6, 1.6))},
@@ -189,7 +201,10 @@ meets what that paper says of it: 505 ms for a step of 4 K tokens, 32 of them de
 is computed and read takes twice as long, and what a step takes whatever its size stays.
 
 Multiprocessors are the vendor's; lanes get 16 at a time, and a prefill beside a decode takes the traffic that MuxWise
-saw at worst on A100 and H100 (`aegis.sim.compute_shares`). For the others the one of their generation stands in."""
+saw at worst on A100 and H100 (`aegis.sim.compute_shares`). For the others the one of their generation stands in.
+
+Peer links are NVLink's by the vendor's figures, half of what is summed over both ways: 900 GB/s for H100 and H20, 600
+for A100, 400 for H800. A10 has none. Groups have none here: the ranks of one load over their own links already."""
 
 _NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:x(?P<ways>[1-9][0-9]?))?", re.ASCII)
 
@@ -249,6 +264,7 @@ class _GpuFile(Section):
     link_in: Size
     link_out: Size | None = None
     host_bus: Size
+    peer_link: Size | None = None
     gpus_per_node: Count = 1
     memory_bandwidth: Size
     tflops: Positive
@@ -273,6 +289,7 @@ def _from_file(file: Path) -> GpuSpec:
         gpus_per_node=content.gpus_per_node,
         memory_bytes_per_s=content.memory_bandwidth,
         flops_per_s=round(content.tflops * 1e12),
+        peer_bytes_per_s=content.peer_link or 0,
         switch_ns=round(content.switch_ms * 1e6),
         handover_ns=round(content.handover_ms * 1e6),
         layer_ns=round(content.layer_ms * 1e6),
@@ -295,6 +312,7 @@ class _CostsFile(Section):
     run_ms: _Ms | None = None
     copy_ms: _Ms | None = None
     contention: _Ms | None = None
+    noise: _Ms | None = None
     lanes: _Lanes | None = None
     costs: dict[str, _Fit] = Field(min_length=1)
 
@@ -322,6 +340,11 @@ def with_costs(spec: GpuSpec, file: Path) -> GpuSpec:
 def costed(file: Path) -> frozenset[str]:
     """The models, or shapes, that such a file has costs of. Raises UserError."""
     return frozenset(read(file, _CostsFile).costs)
+
+
+def measured_noise(file: Path) -> float | None:
+    """The standard deviation of runs about their costs, as a share; None if the file does not say. Raises UserError."""
+    return read(file, _CostsFile).noise
 
 
 def _shares(lanes: _Lanes | None) -> ComputeShares | None:

@@ -18,8 +18,10 @@ from aegis.core.effects import (
     Effect,
     EndRun,
     LoadWeights,
+    RemoteLoad,
     Run,
     Send,
+    StageImage,
     StreamName,
 )
 from aegis.core.events import InstanceEvent, Stepped, Tick
@@ -33,13 +35,14 @@ from aegis.sim.effects import InstanceEffects
 from aegis.sim.event_queue import NEVER_NS, EventQueue
 from aegis.sim.flows import Link
 from aegis.sim.lane_run import DividedCompute, LaneRun
+from aegis.sim.noise import RunNoise
 from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.step_costs import StepCosts
 from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Times
 from aegis.telemetry import instance_reports
 from aegis.telemetry.decisions import DecisionLog
-from aegis.telemetry.spans import Span, SpanKind, run_span
+from aegis.telemetry.spans import Span, SpanKind, run_span, switch_span
 from memory.balloon import OWING_NS
 
 END: Final = 1
@@ -79,13 +82,18 @@ class Watch(Protocol):
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None: ...
 
+    def link_of(self, instance: InstanceId) -> Link:
+        """From the host to its device."""
+        ...
+
 
 class SimInstance:
     """`switch_ns` is what a change of model takes besides its copy, `run_ns` what lies between two runs. Where it
     `reports`, as it must on a device that it shares, the market learns whether it is idle, and it that time passes.
     Where prompts run `by_layers`, pieces of one read nothing twice. One that `skips_kept` takes no
-    time for what a workload says is kept of a prompt, which its core does not know of.
-    `divided` is its device where that has lanes: while one of them is free the core hears everything at once."""
+    time for what a workload says is kept of a prompt, which its core does not know of. With `noise` each run takes more
+    or less than it costs. `divided` is its device where that has lanes: while one of them is free the core hears
+    everything at once. A peer that carries a part of a load brings `peer_bytes_per_s` at most."""
 
     def __init__(
         self,
@@ -106,6 +114,8 @@ class SimInstance:
         reports: bool = False,
         by_layers: bool = False,
         skips_kept: bool = False,
+        noise: RunNoise | None = None,
+        peer_bytes_per_s: int = 0,
     ) -> None:
         self.instance = instance
         self.core = core
@@ -120,6 +130,9 @@ class SimInstance:
         self._divided = divided
         self._by_layers = by_layers
         self._skips_kept = skips_kept
+        self._noise = noise
+        self.to_device = to_device
+        self._peer_bytes_per_s = peer_bytes_per_s
         self._shares: tuple[int, ...] = (WHOLE,)
         self._runs: dict[int, LaneRun] = {}  # under way, by lane
         self._added: set[ModelId] = set()
@@ -137,7 +150,12 @@ class SimInstance:
             abandon=self._abandon,
             copy=self._streams.copy,
             wipe=self._streams.wipe,
-            others={Decision: watch.decided.append, DivideDevice: self._divide},
+            others={
+                Decision: watch.decided.append,
+                DivideDevice: self._divide,
+                RemoteLoad: self._share,
+                StageImage: self._streams.stage,
+            },
         )
 
     # --- what it is told ----------------------------------------------------------------------------------------------
@@ -286,7 +304,8 @@ class SimInstance:
         self._outbox.append(message)
         if type(message) is SwitchDone:
             self._switched = True
-            self._span(SpanKind.SWITCH, message.model, self._agenda.now_ns - switch_ns(message), nbytes=message.nbytes)
+            if self._watch.spans is not None:
+                self._watch.spans.append(switch_span(self.instance, message, self._agenda.now_ns))
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -296,9 +315,10 @@ class SimInstance:
         lengths = self._watch.output_tokens
         left = [lengths(row.job.request) - row.index for row in run.rows]
         lane_run = self._runs[run.lane] = LaneRun(run, left, self._slowed)
+        costs = self._costs[run.model]
         lane_run.begin(
             self._agenda.now_ns + late_ns + self._run_ns,
-            self._costs[run.model],
+            costs.scaled(self._noise.factor_ppm()) if self._noise else costs,
             share=self._shares[run.lane],
             divided=self._divided,
             processors=self._processors,
@@ -355,20 +375,16 @@ class SimInstance:
     def _load(self, effect: LoadWeights) -> None:
         self._streams.load(effect, self._specs[effect.model].manifest.image_bytes)
 
+    def _share(self, effect: RemoteLoad) -> None:
+        self._streams.help(effect.load, self._watch.link_of(effect.instance), self._peer_bytes_per_s)
+
     def _abandon(self, effect: AbandonLoad) -> None:
         self._streams.abandon(effect.event)
 
     def _copied(self, copy: Copy) -> None:
         kind = _COPIES.get(copy.stream)
         if kind and self._watch.spans is not None:
-            self._span(kind, copy.model, copy.started_ns, nbytes=copy.nbytes)
+            now_ns = self._agenda.now_ns
+            span = Span(self.instance, kind, copy.model, copy.started_ns, now_ns, nbytes=copy.nbytes)
+            self._watch.spans.append(span)
         self._look()
-
-    def _span(self, kind: SpanKind, model: ModelId, start_ns: int, *, nbytes: int) -> None:
-        if self._watch.spans is not None:
-            self._watch.spans.append(Span(self.instance, kind, model, start_ns, self._agenda.now_ns, nbytes=nbytes))
-
-
-def switch_ns(done: SwitchDone) -> int:
-    """The duration of the whole change."""
-    return done.make_room_ns + done.copy_ns + done.kv_ns

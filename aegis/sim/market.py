@@ -35,6 +35,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
 from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
+from aegis.sim.flows import Link
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
 from aegis.sim.reused_prefixes import ReusedPrefixes
@@ -44,6 +45,7 @@ from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 from memory.page_arbiter import TICK_NS, PageArbiter
+from memory.peers.links import PeerLinks
 from proxy.routing.events import ClientLeft, Ended, Event, MessageReceived, ModelMoved, RequestArrived
 from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
 from proxy.routing.placement_views import InstanceView
@@ -146,11 +148,20 @@ class SimMarket:
         self._arrived = 0
         self._awaited = True  # more will arrive
 
-    def join(self, instance: SimInstance, arbiter: PageArbiter, *, device: int = 0, memory_bytes: int = 0) -> None:
-        """Before anything is told to the session core about it."""
+    def join(
+        self,
+        instance: SimInstance,
+        arbiter: PageArbiter,
+        links: PeerLinks | None = None,
+        *,
+        device: int = 0,
+        memory_bytes: int = 0,
+    ) -> None:
+        """Before anything is told to the session core about it. `links` are those of its machine, if devices carry for
+        each other."""
         self.instances[instance.instance] = instance
         self._devices[instance.instance] = (device,), memory_bytes
-        self._memory.join(instance.instance, arbiter)
+        self._memory.join(instance.instance, arbiter, links)
 
     def watch(self) -> None:
         """From now on its arbiters are told that time passes, as long as there are requests."""
@@ -188,6 +199,9 @@ class SimMarket:
         fate = self._fates.get(request)
         if fate:
             fate.made(index, times, self._message_ns)
+
+    def link_of(self, instance: InstanceId) -> Link:
+        return self.instances[instance].to_device
 
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None:
         self.agenda.at(self.agenda.now_ns + self._message_ns, self._heard, instance, messages)

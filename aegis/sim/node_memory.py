@@ -12,14 +12,18 @@ from typing import Final, Protocol, cast, get_args
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import (
+    CarryBegan,
+    CarryOver,
     FromInstance,
     GaveBack,
     ImageEvicted,
     ImageUnreadable,
+    LoadOver,
     ModelAdded,
     ModelDropped,
     ModelFailed,
     ModelUnloaded,
+    NeedLinks,
     NeedPages,
     Telemetry,
     ToInstance,
@@ -27,6 +31,7 @@ from aegis.core.messages import (
 from aegis.core.model import ModelSpec
 from memory.host_kv import ForHost, HostKv
 from memory.page_arbiter import ArbiterEffect, PageArbiter, Settled, WipeLost
+from memory.peers.links import ForLinks, PeerLinks
 
 FOR_NODE: Final = frozenset(
     {
@@ -40,6 +45,7 @@ FOR_NODE: Final = frozenset(
         ImageEvicted,
         ImageUnreadable,
         *get_args(ForHost),
+        *get_args(ForLinks),
     }
 )
 """Messages of instances that the node answers. The rest is for the proxy."""
@@ -65,7 +71,7 @@ class NodeMemory:
     """`host_slabs` of `slab_bytes` for KV; `spec_of` knows the models whose KV may be kept. Without a listener nobody
     has to know what becomes of models."""
 
-    __slots__ = ("_arbiters", "_devices", "host", "models")
+    __slots__ = ("_arbiters", "_devices", "_links", "host", "models")
 
     def __init__(
         self,
@@ -78,16 +84,22 @@ class NodeMemory:
         self.models = models
         self._arbiters: dict[InstanceId, PageArbiter] = {}
         self._devices: dict[PageArbiter, None] = {}  # in order of their first instances; they outlive those
+        self._links: dict[InstanceId, PeerLinks] = {}  # of its machine
 
-    def join(self, instance: InstanceId, arbiter: PageArbiter) -> None:
-        """The instance is on the arbiter's device."""
+    def join(self, instance: InstanceId, arbiter: PageArbiter, links: PeerLinks | None = None) -> None:
+        """The instance is on the arbiter's device. With `links` devices carry for each other's loads."""
         self._arbiters[instance] = arbiter
         self._devices[arbiter] = None
+        if links:
+            self._links[instance] = links
+            links.join(instance, f"{list(self._devices).index(arbiter):06}")
         self.host.join(instance)
         arbiter.join(instance)
 
     def lost(self, instance: InstanceId, words: tuple[int, ...]) -> list[NodeEffect]:
         """All memory that it had belongs to others; `words` were its streams'."""
+        if instance in self._links:
+            self._links.pop(instance).lost(instance)
         return [*self.host.lost(instance, words), *self._arbiters.pop(instance).lost(instance)]
 
     def hear(self, instance: InstanceId, message: FromInstance, now_ns: int) -> list[NodeEffect]:
@@ -103,6 +115,9 @@ class NodeMemory:
             case ModelAdded() | ModelFailed() | ModelDropped() | ModelUnloaded() | ImageEvicted() | ImageUnreadable():
                 self._tell_models(instance, message)
                 return []
+            case NeedLinks() | LoadOver() | CarryBegan() | CarryOver():
+                links = self._links.get(instance)
+                return [*links.on_message(instance, message)] if links else []
             case _:
                 return [*self.host.on_message(instance, cast(ForHost, message))]
 
@@ -119,6 +134,8 @@ class NodeMemory:
         self.host.check()
         for arbiter in self._devices:
             arbiter.check()
+        for links in self._links.values():
+            links.check()
 
     def _tell_models(self, instance: InstanceId, message: FromInstance) -> None:
         if self.models is None:

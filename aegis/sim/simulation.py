@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 
 from aegis.core.decision import Decision
-from aegis.core.effects import StreamName
+from aegis.core.effects import PeerWords, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SwitchDone
-from aegis.core.model import ModelSpec
+from aegis.core.model import PEERS_MAX, ModelSpec
 from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
 from aegis.sim.compute_shares import SharedBandwidth
@@ -22,6 +22,7 @@ from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
 from aegis.sim.lane_run import DividedCompute
 from aegis.sim.market import SimMarket, SimRequest
+from aegis.sim.noise import RunNoise
 from aegis.sim.processor_sharing import SharedProcessors
 from aegis.sim.sampling import HostUse, Sampler
 from aegis.telemetry.decisions import DecisionLog
@@ -32,6 +33,7 @@ from decode.second_lane import LaneOffers
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PATIENCE_NS, PageArbiter
+from memory.peers.links import PeerLinks
 from prefill.core import PrefillCore
 from proxy.routing.events import InstanceUp, ModelMoved, ModelUp, MoveModel
 from proxy.routing.placement import Placement
@@ -39,6 +41,7 @@ from proxy.routing.router import Router
 
 PAGE_BYTES = 2 << 20
 ADDRESS_PAGES = 1 << 30
+_PEER_WORDS = PeerWords(requests=((),) * PEERS_MAX, staged=0)  # pieces are not simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +64,11 @@ class Pool:
     keep_spans: bool = False
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
+    peer_loads: bool = False  # devices of a node carry parts of each other's demanded loads
     migrates: bool = False  # placement moves models with their requests, where the recipe has one
     lanes: bool = False  # instances may divide their devices, where policies do
+    noise: float = 0.0  # standard deviation of runs, as a share of what they take
+    noise_seed: int = 0
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -108,6 +114,7 @@ class _Device:
     to_device: Link
     to_host: Link
     processors: SharedProcessors
+    links: PeerLinks | None  # of its node
 
 
 def _devices(agenda: EventQueue, pool: Pool) -> list[_Device]:
@@ -117,10 +124,11 @@ def _devices(agenda: EventQueue, pool: Pool) -> list[_Device]:
     for at in range(pool.devices or len(pool.instances())):
         if at % gpu.gpus_per_node == 0:
             bus, processors = Bus(agenda, gpu.host_bytes_per_s), SharedProcessors(gpu.contention)
+            links = PeerLinks(gpu.peers_max) if pool.peer_loads and gpu.peers_max else None
         to_device = Link(bus, gpu.in_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         to_host = Link(bus, gpu.out_bytes_per_s, overhead_ns=gpu.copy_ns, equal=equal)
         devices.append(
-            _Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, processors)
+            _Device(PageArbiter(pages, idle_ns=idle_ns, patience_ns=PATIENCE_NS), to_device, to_host, processors, links)
         )
     return devices
 
@@ -219,7 +227,13 @@ def _cores(pool: Pool, policy: Policy, hardware: Hardware) -> dict[InstanceId, P
     shares = pool.gpu.shares if pool.recipe.profiled else None
     profile = shares.worst_decode_factor if shares else None
     for at, (name, role) in enumerate(pool.instances().items()):
-        ledger = Ledger(pool.budget(), stream_words(at), address_pages=ADDRESS_PAGES)
+        ledger = Ledger(
+            pool.budget(),
+            stream_words(at),
+            address_pages=ADDRESS_PAGES,
+            peer_words=_PEER_WORDS if pool.peer_loads and pool.gpu_as_wanted().peers_max else None,
+            images_in_memory=True,
+        )
         if role is Role.PREFILL:
             cores[name] = PrefillCore(
                 name, ledger, pool.recipe.order, hardware, explains=pool.explains, reuses=pool.reuses
@@ -265,8 +279,11 @@ def _bring_up(
             reports=reports,
             by_layers=pool.recipe.by_layers,
             skips_kept=role is Role.PREFILL and not pool.reuses,
+            noise=RunNoise(pool.noise, pool.noise_seed, name) if pool.noise else None,
+            peer_bytes_per_s=gpu.peer_bytes_per_s // max(gpu.peers_max, 1),
         )
-        market.join(instance, device.arbiter, device=at % len(devices), memory_bytes=pool.gpu.memory_bytes)
+        place, memory_bytes = at % len(devices), pool.gpu.memory_bytes
+        market.join(instance, device.arbiter, device.links, device=place, memory_bytes=memory_bytes)
         if reports or at_once:
             instance.add_models()
         market.tell(InstanceUp(name, role))

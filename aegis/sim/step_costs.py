@@ -15,6 +15,7 @@ from aegis.core.step_terms import decode_terms, prefill_terms
 
 _PS_PER_NS: Final = 1_000
 _PS_PER_MS: Final = 1_000_000_000
+_PPM: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,19 @@ class StepCosts:
         """Of further layers of a prompt that has begun: nothing is read twice, and what a prefill takes whatever its
         length is was counted with the first ones."""
         return replace(self, decode_ps=1, context_token_ps=0, prefill_ps=0)
+
+    def scaled(self, ppm: int) -> StepCosts:
+        """What takes so many millionths of the time."""
+        return replace(
+            self,
+            decode_ps=max(self.decode_ps * ppm // _PPM, 1),
+            context_token_ps=self.context_token_ps * ppm // _PPM,
+            row_ps=self.row_ps * ppm // _PPM,
+            batch_ps=self.batch_ps * ppm // _PPM,
+            prefill_ps=self.prefill_ps * ppm // _PPM,
+            token_ps=self.token_ps * ppm // _PPM,
+            token2_ps=self.token2_ps * ppm // _PPM,
+        )
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:
         """Eq. 6 and a term per row: one step of `batch` rows over `context_tokens` cached tokens in all."""

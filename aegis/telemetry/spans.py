@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from aegis.core.effects import Run
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.messages import SwitchDone
 
 
 class SpanKind(StrEnum):
@@ -28,7 +29,8 @@ class Span(Struct, frozen=True, array_like=True):
     step, these are sums, and `pieces` the positions `[start, stop)` of each. `streams` decoded in the step of prompts,
     with `stream_tokens` cached in all. `processor_ns` is for how long a run had a processor, where that is what it runs
     on: the rest of its time it waited for one. 0: not known. A run was on this `lane`, which has this `share` of the
-    device, in thousandths: all of it where that is not divided."""
+    device, in thousandths: all of it where that is not divided. A switch whose weights' load began with it was
+    `copy_ns` of its time waiting for them; 0 where they had come before or were on their way."""
 
     instance: InstanceId
     kind: SpanKind
@@ -46,6 +48,7 @@ class Span(Struct, frozen=True, array_like=True):
     pieces: tuple[tuple[int, int], ...] = ()
     streams: int = 0
     stream_tokens: int = 0
+    copy_ns: int = 0
 
     @property
     def prompts(self) -> tuple[tuple[int, int], ...]:
@@ -106,6 +109,19 @@ def run_span(
         pieces=tuple([(row.start, row.stop) for row in prompts]) if len(prompts) > 1 else (),
         streams=len(streams),
         stream_tokens=context,
+    )
+
+
+def switch_span(instance: InstanceId, done: SwitchDone, stop_ns: int) -> Span:
+    """Of a change of models that is done."""
+    return Span(
+        instance,
+        SpanKind.SWITCH,
+        done.model,
+        stop_ns - done.duration_ns,
+        stop_ns,
+        nbytes=done.nbytes,
+        copy_ns=0 if done.prefetched else done.copy_ns,
     )
 
 

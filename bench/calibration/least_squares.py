@@ -24,14 +24,16 @@ _PER_OCTAVE = 4  # features are alike where they differ by less than 19 %
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of a fit, on what it has not seen. `worst` and `typical` (the median) are relative errors. `ceiling` is about the
-    best R² that any function of the features could have; None: no two observations are alike."""
+    """Of a fit, on what it has not seen. `worst` and `typical` (the median) are relative errors, `bias` that of all
+    together, below 0 where too little was expected. `ceiling` is about the best R² that any function of the features
+    could have; None: no two observations are alike."""
 
     observations: int
     r2: float
     worst: float
     typical: float
     ceiling: float | None = None
+    bias: float = 0.0
 
 
 def fit(features: Matrix, durations: Vector) -> Vector:
@@ -81,7 +83,8 @@ def judged(expected: Vector, durations: Vector, parts: Vector, noise: Vector | N
     if noise is not None:
         repeated = ~np.isnan(noise)
         ceiling = 1 - _mean(noise[repeated], parts[repeated]) / spread if spread and repeated.any() else None
-    return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling)
+    bias = float(expected.sum() / durations.sum()) - 1
+    return Quality(len(seen), r2, float(errors.max()), float(np.median(errors)), ceiling, bias)
 
 
 def _mean(values: Vector, weights: Vector) -> float:

@@ -1,7 +1,7 @@
 """How well the estimators that serve (`aegis.core.estimators.Latency`) predict what a server did.
 
-They learn online, on every instance, from the same runs that spans tell of. So each run is predicted by what its
-instance had learned from the runs before it, and learned from afterwards, as the instance's core does.
+They learn online, on every instance, from the same runs and switches that spans tell of. So each is predicted by what
+its instance had learned from those before it, and learned from afterwards, as the instance's core does.
 """
 
 from __future__ import annotations
@@ -19,39 +19,55 @@ from aegis.core.step_terms import decode_terms
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.least_squares import Quality, judged
 
-_FIRST = 10  # runs of a model on an instance, before which what is believed of the hardware decides
+KINDS = (SpanKind.PREFILL, SpanKind.DECODE, SpanKind.SWITCH)
+_FIRST = 10  # of a model's on an instance, before which what is believed of the hardware decides
+
+Qualities = Mapping[SpanKind, Quality]
+"""By kind, those that were seen often enough. Durations are from start to end, as a server learns them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingQuality:
-    """The quality of one model's estimates, over all instances. Durations are from start to end, as a server learns
-    them."""
+    """The quality of estimates over all instances, of each model and of all of them together.
 
-    decode: Quality
-    prefill: Quality
+    All switches to a model copy as many bytes, so at a time there is one estimate for them: R² of one model is about 0,
+    whatever the error is. That of all models says how well they are told apart."""
+
+    models: Mapping[ModelId, Qualities]
+    all: Qualities
 
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """The prediction for a run of `parts` steps or prompts."""
+    """The prediction for a run of `parts` steps or prompts, or for a switch."""
 
     expected_ns: int
     seen_ns: int
-    parts: int
+    parts: int = 1
 
 
-def serving_quality(spans: Iterable[Span], models: Iterable[ModelSpec]) -> dict[ModelId, ServingQuality]:
-    """Of each model that had prefills and decode runs."""
+def serving_quality(spans: Iterable[Span], models: Iterable[ModelSpec]) -> ServingQuality:
     found: Mapping[tuple[ModelId, SpanKind], list[_Prediction]] = defaultdict(list)
     specs = {spec.model: spec for spec in models}
     for model, kind, prediction in _predictions(spans, specs):
         found[model, kind].append(prediction)
-    kinds = (SpanKind.DECODE, SpanKind.PREFILL)
-    return {
-        model: ServingQuality(*(_judged(found[model, kind]) for kind in kinds))
-        for model in sorted(specs)
-        if all(found[model, kind] for kind in kinds)
+    per_model = {
+        model: {kind: _judged(found[model, kind]) for kind in KINDS if (model, kind) in found}
+        for model in sorted({model for model, _ in found})
     }
+    together = {kind: [each for (_, its), these in found.items() if its is kind for each in these] for kind in KINDS}
+    return ServingQuality(per_model, {kind: _judged(these) for kind, these in together.items() if these})
+
+
+def serving_lines(found: ServingQuality) -> Iterator[str]:
+    """A line for each model and kind, and for all models."""
+    rows = [*found.models.items(), *([(ModelId("all"), found.all)] if found.all else [])]
+    width = max([5, *(len(name) for name, _ in rows)])
+    yield f"{'model':{width}} the server's own estimates: {'seen':>6} {'R2':>6} {'typical':>8} {'in all':>7}"
+    for name, qualities in rows:
+        for kind, each in qualities.items():
+            errors = f"{each.typical:8.1%} {each.bias:+7.1%}"
+            yield f"{name:{width}} {kind:28} {each.observations:6} {each.r2:6.3f} {errors}"
 
 
 def _predictions(
@@ -60,7 +76,7 @@ def _predictions(
     latencies: dict[tuple[InstanceId, ModelId], Latency] = {}
     seen: defaultdict[tuple[InstanceId, ModelId, SpanKind], int] = defaultdict(int)
     for span in sorted(spans, key=lambda span: (span.stop_ns, span.start_ns)):
-        if span.model not in specs or span.stop_ns <= span.start_ns or not _is_run(span):
+        if span.model not in specs or span.stop_ns <= span.start_ns or not _teaches(span):
             continue
         key = span.instance, span.model
         latency = latencies.setdefault(key, Latency(specs[span.model].manifest, Hardware()))
@@ -70,15 +86,25 @@ def _predictions(
             yield span.model, span.kind, prediction
 
 
-def _is_run(span: Span) -> bool:
-    """On the whole device: estimates are of that."""
-    runs = span.kind is SpanKind.PREFILL or (span.kind is SpanKind.DECODE and span.steps > 0)
-    return runs and span.on_whole_device
+def _teaches(span: Span) -> bool:
+    """A run on the whole device, of which estimates are, or a switch whose load began with it."""
+    match span.kind:
+        case SpanKind.PREFILL:
+            return span.on_whole_device
+        case SpanKind.DECODE:
+            return span.on_whole_device and span.steps > 0
+        case SpanKind.SWITCH:
+            return span.copy_ns > 0
+    return False
 
 
 def _predicted(span: Span, latency: Latency) -> _Prediction:
-    """Before the run is learned from, and then it is."""
+    """Before it is learned from, and then it is."""
     duration_ns = span.stop_ns - span.start_ns
+    if span.kind is SpanKind.SWITCH:
+        expected_ns = latency.switch_ns()
+        latency.saw_switch(span.copy_ns)
+        return _Prediction(expected_ns, span.copy_ns)
     if span.kind is SpanKind.PREFILL:
         beside_ns = latency.beside_ns(span.stream_tokens, span.streams)
         (start, stop), *joined = span.prompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from bench.calibration import telemetry
 from bench.calibration.lane_shares import LaneShares, fit_lanes
 from bench.calibration.least_squares import Quality
 from bench.calibration.rates import CopyRate, Rates, measure_rates
-from bench.calibration.serving_estimates import ServingQuality, serving_quality
+from bench.calibration.serving_estimates import ServingQuality, serving_lines, serving_quality
 from bench.calibration.steps import StepFit, fit_steps
 from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, write
@@ -47,15 +47,6 @@ def lines(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates) -> I
     yield ""
     yield from _rest(contention, rates)
     yield from _poor(fits)
-
-
-def serving_lines(found: Mapping[ModelId, ServingQuality]) -> Iterator[str]:
-    """The same runs as the server's own estimators predict them. They learn as they go, and from whole durations."""
-    width = max([5, *map(len, found)])
-    yield f"{'model':{width}} the server's own estimates: {'runs':>6} {'R2':>6} {'typical':>8}"
-    for model, each in found.items():
-        for kind, judged in (("decode", each.decode), ("prefill", each.prefill)):
-            yield f"{model:{width}} {kind:28} {judged.observations:6} {judged.r2:6.3f} {judged.typical:8.1%}"
 
 
 def lane_lines(lanes: LaneShares | None) -> Iterator[str]:
@@ -129,9 +120,11 @@ def grid_for(node: NodeReport) -> str:
     return f"grid:models={len(node.models)},prompt={max(min(usual.prompt, shortest - answer), 1)},answer={answer}"
 
 
+_MEDIAN_OF_NORMAL = 0.6745  # of how far draws are from the mean, in standard deviations
 _HEAD = (
     "# Measured by `aegis calibrate`, for `aegis simulate --costs`. Bytes per second; milliseconds, of costs per step\n"
-    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens.\n"
+    "# or prompt, per 1 000 tokens, per row of a batch, per step of more than one row, per 1 000 000 squared tokens;\n"
+    "# noise as a share of what a run takes.\n"
 )
 
 
@@ -148,6 +141,8 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, la
     if rates.message_ns is not None:
         content["handover_ms"] = _ms(2 * rates.message_ns)
     content["contention"] = round(contention, 3)
+    if noise := _noise(fits.values()):
+        content["noise"] = noise
     if lanes:
         known = lanes.shares
         content["lanes"] = {
@@ -158,6 +153,15 @@ def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, la
         }
     content["costs"] = {str(model): _costs(fit) for model, fit in fits.items()}
     return _HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+
+def _noise(fits: Iterable[StepFit]) -> float | None:
+    """The standard deviation of runs about their costs, as a share; None if too few were seen. It is that of a normal
+    distribution with the median of the errors, so hiccups do not count."""
+    of = [quality for fit in fits for quality in (fit.decode_quality, fit.prefill_quality) if quality.observations]
+    runs = sum(quality.observations for quality in of)
+    typical = sum(quality.observations * quality.typical for quality in of)
+    return round(typical / runs / _MEDIAN_OF_NORMAL, 3) if runs else None
 
 
 def _costs(fit: StepFit) -> dict[str, dict[str, float]]:
@@ -186,11 +190,11 @@ def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, rec
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """`table` is for people. `serving` is how well the server's own estimators predict the same runs; empty where
-    nobody knows the models' shapes."""
+    """`table` is for people. `serving` is how well the server's own estimators predict the same runs; of no
+    model where nobody knows their shapes."""
 
     fits: Mapping[ModelId, StepFit]
-    serving: Mapping[ModelId, ServingQuality]
+    serving: ServingQuality
     table: list[str]
 
 
@@ -206,7 +210,7 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
     left_out = sorted(seen_models - fits.keys())
     serving = serving_quality(seen.spans, models)
-    own = ["", *serving_lines(serving)] if serving else []
+    own = ["", *serving_lines(serving)] if serving.models else []
     return Learned(fits, serving, [*lines(contention, fits, rates), *lane_lines(lanes), *own, *_left_out(left_out)])
 
 

@@ -35,6 +35,7 @@ _SIMULATION = (
     "bench/simulate/figures.py",
     "bench/simulate/setting.py",
     "bench/simulate/sweep.py",
+    "bench/simulate/tuning.py",
     "bench/workloads",
     "configs/gpus",
 )
@@ -59,6 +60,7 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "memory": (*_INSTANCE, "bench/lab/in_process_market.py", "bench/lab/memory"),
     "metadata": (*_SERVER, "aegis/metadata", "bench/lab/metadata.py"),
     **dict.fromkeys(("mux_conversation", "mux_loogle", "mux_openthoughts", "mux_sharegpt", "mux_tool_agent"), _GOODPUT),
+    "overload": (*_SIMULATION, "bench/simulate/overload"),
     "prefix": (*_SERVER, "bench/lab/prefix_reuse.py"),
     "prompts": (*_SERVER, "bench/lab/prompts.py"),
     "proxy": ("aegis/core", "aegis/telemetry", "aegis/transport", "bench/lab/proxy", "proxy"),

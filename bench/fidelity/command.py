@@ -40,7 +40,8 @@ def fidelity(
     """Measure how well a simulation predicts a server.
 
     The requests are sent to a server, and simulated on the same instances and memory by costs that were measured on
-    other requests, which come in between. The machine should have nothing else to do. Takes twelve minutes.
+    other requests, which come in between. What the server's own estimators predicted is scored as well. The machine
+    should have nothing else to do. Takes twelve minutes.
 
     \b
     Examples:

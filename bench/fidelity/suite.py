@@ -25,6 +25,7 @@ from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
 from bench.calibration import telemetry
+from bench.calibration.serving_estimates import Qualities, serving_lines, serving_quality
 from bench.calibration.suite import calibrate
 from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, make_directory, write, write_json
@@ -36,6 +37,7 @@ from bench.serve.settings import Settings
 from bench.workloads import spec
 
 _GIB = 1 << 30
+INITIALISATIONS = "aegis:engine_initialisations_total"
 _PAUSE_NS = 4_000_000_000  # most answers take less than one second
 
 
@@ -58,11 +60,13 @@ class FidelityOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """The history of a server with requests as they were `asked`: with those that are compared and, if two
-    workloads were interleaved, with those that costs are measured on."""
+    """The `whole` history of a server with requests as they were `asked`: with those that are compared and, if two
+    workloads were interleaved, with those that costs are measured on. `initialisations` of engines, by instance."""
 
     node: NodeReport
+    initialisations: Mapping[str, int]
     asked: Sequence[Record]
+    whole: Telemetry
     live: Telemetry
     seen: Telemetry | None
     interleaving: Interleaving | None
@@ -82,13 +86,21 @@ def run(options: FidelityOptions) -> dict[str, Any]:
         make_directory(options.keep)
     with _directory(options.keep) as directory:
         replayed = _replays(options, directory)
+        serving = serving_quality(replayed.whole.spans, replayed.node.models)
+        print(*serving_lines(serving), initialised(replayed.initialisations), "", sep="\n")
         costs = options.costs or directory / "costs.yaml"
-        r2, estimators = _measure(replayed.seen, costs, replayed.node) if replayed.seen else ({}, {})
+        r2 = _measure(replayed.seen, costs) if replayed.seen else {}
         simulated = replayed.simulated(costs)
         own = _by_its_own_costs(replayed, directory / "own_costs.yaml")
     whole, per_model = compare(replayed.live.records, simulated.records)
     result = _result(options, replayed.live, simulated, whole, per_model)
-    result |= {"by_its_own_costs": msgspec.to_builtins(own), "r2": r2, "estimators": estimators}
+    result |= {
+        "by_its_own_costs": msgspec.to_builtins(own),
+        "r2": r2,
+        "estimators": {str(model): _scores(each) for model, each in serving.models.items()},
+        "estimators_of_all": _scores(serving.all),
+        "engine_initialisations": replayed.initialisations,
+    }
     print(*_lines(result, whole, per_model, own), sep="\n")
     if options.json:
         write_json(options.json, result)
@@ -105,26 +117,39 @@ def _replays(options: FidelityOptions, directory: Path) -> _Replayed:
     with nullcontext(options.url) if options.url else served(options.launch) as url:
         node = AdminClient(url).node()
         asked, whole = _replay(url, trace, options.seed, directory)
+        initialisations = AdminClient(url).counter(INITIALISATIONS, "instance")
     seen, live = interleaving.split(asked, whole) if interleaving else (None, whole)
-    return _Replayed(node, asked, live, seen, interleaving)
+    return _Replayed(node, initialisations, asked, whole, live, seen, interleaving)
 
 
-def _measure(seen: Telemetry, costs: Path, node: NodeReport) -> tuple[dict[str, Any], dict[str, Any]]:
-    """R² of each model's costs, and R² and typical error of the estimators that serve, on the same runs."""
-    learned = calibrate(seen, costs, node.models)
-    print(*learned.table, sep="\n")
-    r2 = {
+def _measure(seen: Telemetry, costs: Path) -> dict[str, Any]:
+    """R² of each model's costs."""
+    learned = calibrate(seen, costs)
+    print(*learned.table, "", sep="\n")
+    return {
         str(model): {"decode": fit.decode_quality.r2, "prefill": fit.prefill_quality.r2}
         for model, fit in learned.fits.items()
     }
-    estimators = {
-        str(model): {
-            kind: {"r2": judged.r2, "typical": judged.typical}
-            for kind, judged in (("decode", each.decode), ("prefill", each.prefill))
+
+
+def _scores(qualities: Qualities) -> dict[str, Any]:
+    """Of estimators that serve, by kind: how often they predicted, R², and errors: typical, worst, of the sum."""
+    return {
+        str(kind): {
+            "seen": each.observations,
+            "r2": each.r2,
+            "typical": each.typical,
+            "worst": each.worst,
+            "bias": each.bias,
         }
-        for model, each in learned.serving.items()
+        for kind, each in qualities.items()
     }
-    return r2, estimators
+
+
+def initialised(initialisations: Mapping[str, int]) -> str:
+    """What became of engines over the run, in one line."""
+    told = ", ".join(f"{instance} {times}" for instance, times in sorted(initialisations.items()))
+    return f"engine initialisations since the server started: {told}"
 
 
 def _by_its_own_costs(replayed: _Replayed, costs: Path) -> Compared | None:
@@ -231,10 +256,11 @@ def _lines(
     width = max(len(name) for name, _ in lines)
     yield (
         f"{'model':{width}} {'requests':>8} {'E2E live':>9} {'sim':>9} {'error':>7} {'each':>6} "
-        f"{'TTFT p99':>9} {'sim':>9} {'error':>7}"
+        f"{'TTFT p99':>9} {'sim':>9} {'error':>7} {'on time':>8} {'sim':>8}"
     )
     for name, c in lines:
         e2e = f"{c.live_e2e_mean_ms:9.1f} {c.sim_e2e_mean_ms:9.1f} {c.e2e_mean_error:+7.1%} {c.each_e2e_error:6.1%}"
         ttft = f"{c.live_ttft_p99_ms:9.1f} {c.sim_ttft_p99_ms:9.1f} {c.ttft_p99_error:+7.1%}"
-        yield f"{name:{width}} {c.requests:8} {e2e} {ttft}"
+        on_time = f"{c.live_on_time:8.2%} {c.sim_on_time:8.2%}"
+        yield f"{name:{width}} {c.requests:8} {e2e} {ttft} {on_time}"
     yield f"switches: {result['live_switches']} live, {result['simulated_switches']} simulated; times in ms"

@@ -31,15 +31,25 @@ def plan(
         typer.Option(metavar="N", min=1, max=1000, help="Draws of a --workload; the worst decides. [default: 3]"),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first draw.")] = 0,
+    loads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", help="What becomes of it at so many times the traffic, or none. [default: 0.5,1,1.5,2,3,4]"
+        ),
+    ] = None,
     jobs: Jobs = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan and all numbers of GPUs that were tried.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw tokens on time over the traffic, as .png or .svg.")
     ] = None,
 ) -> int:
     """How many GPUs serve these models and this traffic, by simulation: docs/planning.md.
 
     The fewest with 99 % of first tokens and 90 % of all tokens on time, what one less would cost, and how many it takes
-    with a GPU for each model.
+    with a GPU for each model. Then how many tokens that many GPUs bring on time when the traffic grows, and how many
+    with the best rival.
 
     \b
     Examples:

@@ -15,9 +15,9 @@ from msgspec import Struct
 from aegis.core.ids import ModelId
 from aegis.telemetry.records import Record
 from bench.report.usage import INWARDS, instances, link
-from bench.simulate.cells.figures import value
-from bench.simulate.cells.search import Probe, Search, SearchResult, found
-from bench.simulate.cells.suites import OURS, Contender, gpus
+from bench.simulate.cells.search import Probe, Search, SearchResult, end_of, found
+from bench.simulate.cells.suites import gpus, untuned
+from bench.simulate.contenders import OURS, Contender
 from bench.simulate.figures import Figures, figures
 from bench.simulate.setting import Setting, models_of, pool_of, run
 from bench.simulate.sweep import Crossing
@@ -78,14 +78,14 @@ def plan(settings: PlanSettings) -> Plan:
     setting = replace(settings.setting, policy=settings.policies[0], seed=settings.seeds[0])
     pool = pool_of(setting)
     policies = tuple(dict.fromkeys((*settings.policies, DEDICATED)))
-    contenders = [each for each in gpus(setting, "plan").contenders if each.policy in policies]
+    contenders = [each for each in untuned(gpus(setting, "plan")).contenders if each.policy in policies]
     searches = [_search(settings, each, seed) for each in contenders for seed in settings.seeds]
     answers = each(found, searches, jobs=settings.jobs, title="searching")
     deciding = []
     for at, contender in enumerate(contenders):
         own = slice(at * len(settings.seeds), (at + 1) * len(settings.seeds))
-        search, most = max(zip(searches[own], answers[own], strict=True), key=lambda pair: value(pair[1].at))
-        deciding.append((contender, answers[own], most, search.placed(round(value(most.at)))))
+        search, most = max(zip(searches[own], answers[own], strict=True), key=lambda pair: end_of(pair[1].at))
+        deciding.append((contender, answers[own], most, search.placed(round(end_of(most.at)))))
     uses = each(_use, [placed for *_, placed in deciding], jobs=settings.jobs, title="the answers")
     needs = [_need(who, all_, most, use) for (who, all_, most, _), use in zip(deciding, uses, strict=True)]
     weights = [spec.manifest.image_bytes for spec in pool.specs]
@@ -96,7 +96,7 @@ def plan(settings: PlanSettings) -> Plan:
         models=len(weights),
         weight_bytes=sum(weights),
         largest_bytes=max(weights),
-        needs=sorted(needs, key=lambda need: (policies.index(need.policy), need.gpus.at is None, value(need.gpus))),
+        needs=sorted(needs, key=lambda need: (policies.index(need.policy), need.gpus.at is None, end_of(need.gpus))),
     )
 
 
@@ -113,7 +113,7 @@ def _search(settings: PlanSettings, contender: Contender, seed: int) -> Search:
 
 def _need(contender: Contender, all_: Sequence[SearchResult], most: SearchResult, use: Use) -> Need:
     probes = {probe.at: probe for probe in most.probes}
-    at = round(value(most.at))
+    at = round(end_of(most.at))
     return Need(contender.name, contender.policy, most.at, list(all_), probes[at], probes.get(at - 1), use)
 
 

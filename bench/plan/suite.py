@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from rich.table import Table
 
 from aegis.core.clock import NS_PER_S
@@ -14,11 +15,12 @@ from aegis.core.wording import count
 from aegis.policies import recipe
 from bench.common import result_files
 from bench.common.numbers import percent, seconds, size
+from bench.plan.load_curve import load_curve, parse_loads
+from bench.plan.load_table import draw, load_sentence, load_table
 from bench.plan.search import Need, Plan, PlanSettings, plan
-from bench.simulate import table
-from bench.simulate.cells.figures import value
-from bench.simulate.cells.search import Probe
-from bench.simulate.cells.suites import OURS
+from bench.simulate import plot_files, table
+from bench.simulate.cells.search import Probe, end_of
+from bench.simulate.contenders import OURS
 from bench.simulate.options import chosen
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.workers import cores
@@ -31,14 +33,23 @@ def run(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
     if given["json"]:
         result_files.check(given["json"])
-    settings = settings_of(given)
+    if given["plot"]:
+        plot_files.check(given["plot"])
+    settings, loads = settings_of(given), parse_loads(given["loads"])
+    if given["plot"] and not loads:
+        raise UserError("--plot draws what --loads names; leave out --loads none")
     for seed in settings.seeds:
         check_asked(replace(settings.setting, seed=seed))
     tell_uncosted(settings.setting)
     answer = plan(settings)
     show(answer)
+    curve = load_curve(settings, answer, loads) if loads else None
+    if curve:
+        table.plain_console().print("", load_sentence(curve, answer.gpu), "", load_table(curve), sep="\n")
+    if curve and given["plot"]:
+        draw(curve, answer.gpu, given["plot"])
     if given["json"]:
-        result_files.write_json(given["json"], answer)
+        result_files.write_json(given["json"], msgspec.to_builtins(answer) | {"more_traffic": curve})
 
 
 def settings_of(given: Mapping[str, Any]) -> PlanSettings:
@@ -76,7 +87,7 @@ def sentence(answer: Plan) -> str:
     first, *others = answer.needs
     if first.gpus.at is None:
         return (
-            f"{value(first.gpus):g} × {answer.gpu} are not enough for {count(answer.models, 'model')}: "
+            f"{end_of(first.gpus):g} × {answer.gpu} are not enough for {count(answer.models, 'model')}: "
             f"{percent(first.enough.ttft_attainment)} of first tokens and {percent(first.enough.attainment)} of tokens "
             "on time. Allow more (--most), later tokens (--slo), or take a faster GPU (--gpu)."
         )
@@ -90,14 +101,14 @@ def sentence(answer: Plan) -> str:
     if dedicated is None:
         return f"{told}."
     if dedicated.gpus.at is None:
-        return f"{told}; with a GPU for each model {value(dedicated.gpus):g} would not be enough."
+        return f"{told}; with a GPU for each model {end_of(dedicated.gpus):g} would not be enough."
     return f"{told}; with a GPU for each model it takes {dedicated.gpus.at:g}."
 
 
 def memory(answer: Plan) -> str:
     """The memory that is needed, and where."""
     first = answer.needs[0]
-    gpus, host = round(value(first.gpus)), answer.weight_bytes + first.use.kv_bytes
+    gpus, host = round(end_of(first.gpus)), answer.weight_bytes + first.use.kv_bytes
     return (
         f"Weights {size(answer.weight_bytes)}, of the largest model {size(answer.largest_bytes)}; KV up to "
         f"{size(first.use.kv_bytes)} at once; {gpus} × {answer.gpu} hold {size(gpus * answer.gpu_bytes)}.\n"

@@ -15,9 +15,13 @@ from aegis.config.sizes import format_size
 from bench.common import provenance
 from bench.common.provenance import RESULTS
 from bench.simulate.cells.figures import CellFigures, summary
-from bench.simulate.cells.suites import OURS, OURS_LANES, OURS_SPLIT
+from bench.simulate.cells.suites import OURS_LANES, SPLITS, on_split
+from bench.simulate.contenders import OURS
 from bench.simulate.goodput import MUXWISE, MUXWISE_LIVE
+from bench.simulate.overload.figures import OverloadCell
+from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.sweep import Crossing
+from bench.simulate.tuning import described
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Title → text of a case."""
@@ -412,8 +416,36 @@ def _on_lanes(directory: Path) -> tuple[dict[str, str], str]:
 def _cell(cell: CellFigures) -> list[str]:
     medians = {each.contender: str(each.median) for each in cell.contenders}
     best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
-    ours, split, rival = (medians.get(name, "") for name in (OURS, OURS_SPLIT, best))
-    return [cell.cell, ours, split, rival, best and f"`{best}`", ratio]
+    ours, split, rival = (medians.get(name, "") for name in (OURS, on_split(OURS, next(iter(SPLITS))), best))
+    found = next((each.found for each in cell.contenders if each.contender == best), [])
+    tuned = next((described(each.tuned.parameters, cell.setting.get("mixed")) for each in found if each.tuned), "")
+    return [cell.cell, ours, split, rival, best and f"`{best}`{tuned and f' ({tuned})'}", ratio]
+
+
+def overload(directory: Path = RESULTS) -> str:
+    """One table of what `--suite overload` found: a row for each cell, and what it comes to."""
+    file = directory / f"{OVERLOAD}.json"
+    if not file.exists():
+        return "Nothing has been measured yet; the command above does it."
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    found = msgspec.convert(measured["cells"], list[OverloadCell])
+    ours = (f"`{OURS}`, %", "tokens/s")
+    heads = ("cell", *ours, "best rival, %", "", "ratio", "TTFT p99 over its", "switches", "computing, %")
+    rows = [_overload_row(cell) for cell in found]
+    return f"**{measured['title']}** ({_where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
+
+
+def _overload_row(cell: OverloadCell) -> list[str]:
+    by_name = {each.contender: each for each in cell.contenders}
+    mine, rival = by_name.get(OURS), by_name.get(cell.best_rival or "")
+    ours = ("", "", "", "")
+    if mine:
+        at = mine.figures
+        ours = (f"{100 * at.on_time:.1f}", f"{at.on_time_per_s:.0f}", str(at.switches), f"{100 * at.computing:.0f}")
+    tuned = described(rival.tuned.parameters, cell.setting["mixed"]) if rival and rival.tuned else ""
+    theirs, name = ("", "") if rival is None else (f"{100 * rival.figures.on_time:.1f}", f"`{rival.contender}`")
+    ratios = ["" if each is None else f"{each:.2f}" for each in (cell.ratio, cell.ttft_ratio)]
+    return [cell.cell, *ours[:2], theirs, f"{name}{tuned and f' ({tuned})'}", *ratios, *ours[2:]]
 
 
 def _table(suite: Suite, name: str, measured: Mapping[str, Any]) -> str:

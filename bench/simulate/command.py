@@ -18,7 +18,8 @@ def simulate(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="A figure of a paper, or a comparison: fig11a, ..., cells, gpus. May be repeated."
+            metavar="NAME",
+            help="A figure of a paper, or a comparison: fig11a, ..., cells, gpus, overload. May be repeated.",
         ),
     ] = None,
     policy: Annotated[
@@ -75,6 +76,18 @@ def simulate(
             help="Whether policies may divide GPUs between two runs. [default: those that are made for it]",
         ),
     ] = None,
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Runs take more or less than their costs, with this standard deviation: 0.05, or measured, which is "
+            "that of --costs. [default: none]",
+        ),
+    ] = None,
+    peer_loads: Annotated[
+        bool,
+        typer.Option("--peer-loads", help="Demanded weights also come over idle links of the node's other GPUs."),
+    ] = False,
     placement: Annotated[
         str | None,
         typer.Option(
@@ -103,10 +116,10 @@ def simulate(
         ),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Of cells and gpus: repeat also results in the file of --json.")
+        bool, typer.Option("--again", help="Of cells, gpus and overload: repeat also results in the file of --json.")
     ] = False,
     trace_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Of a suite: traces like M16_rps0.10.csv.gz, or Mooncake's.")
+        Path | None, typer.Option(metavar="DIR", help="Of a suite: its traces, like M16_rps0.10.csv.gz.")
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: a run of seconds, to check that it works.")] = False,
     faults: Annotated[

@@ -17,6 +17,7 @@ from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
 from aegis.sim.faults.plan import EVERY, Kind, kinds_of
 from aegis.sim.faults.seed_runs import BrokenSeed, broken_seeds
+from aegis.sim.gpu_costs import measured_noise
 from aegis.telemetry import files
 from bench.common import result_files
 from bench.simulate import plot_files, sweep, table
@@ -27,6 +28,10 @@ from bench.simulate.figures import figures
 from bench.simulate.goodput import SUITES as GOODPUT_SUITES
 from bench.simulate.goodput import of_traces
 from bench.simulate.goodput_run import run as run_goodput
+from bench.simulate.overload.run import Choice as OverloadChoice
+from bench.simulate.overload.run import run as run_overload
+from bench.simulate.overload.suite import NAME as OVERLOAD
+from bench.simulate.overload.suite import overload
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
@@ -36,7 +41,18 @@ from bench.simulate.suites import suite
 from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
-_OF_A_SETTING = ("prefill", "decode", "mixed", "gpu", "models", "seed", "as_published", "lanes", "placement")
+_OF_A_SETTING = (
+    "prefill",
+    "decode",
+    "mixed",
+    "gpu",
+    "models",
+    "seed",
+    "as_published",
+    "lanes",
+    "peer_loads",
+    "placement",
+)
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
 _NOT_OF_A_SUITE = (
@@ -54,14 +70,30 @@ _NOT_OF_A_SUITE = (
     "link",
     "switch",
     "lanes",
+    "noise",
+    "peer_loads",
     "placement",
     "sweep",
     *_OF_ONE,
 )
 _OF_A_SEARCH = ("seeds", "only", "again")
 _NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
-_NOT_OF_CELLS = ("workload", "trace", "gpu", "models", "slo", "give_up", "costs", "link", "switch", "placement")
+_NOT_OF_CELLS = (
+    "workload",
+    "trace",
+    "gpu",
+    "models",
+    "slo",
+    "give_up",
+    "costs",
+    "link",
+    "switch",
+    "noise",
+    "peer_loads",
+    "placement",
+)
 _SEARCH_SEEDS = 3
+_MEASURED = "measured"
 _FAULT_SEEDS_AT_A_TIME = 25
 _FAULT_SEEDS = 200
 _OF_FAULTS = ("faults", "fault", "seed", "seeds", "jobs", "last")
@@ -105,7 +137,7 @@ def _suites(given: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(given["suite"]))
     if len(names) > 1 and (given["json"] or given["plot"]):
         raise UserError("--json and --plot are of one --suite")
-    figured = [suite(name) for name in names if name not in SEARCHES and name not in GOODPUT_SUITES]
+    figured = [suite(name) for name in names if name not in (*SEARCHES, *GOODPUT_SUITES, OVERLOAD)]
     if figured:
         _check_figured(given)
     for name in names:
@@ -113,6 +145,8 @@ def _suites(given: Mapping[str, Any]) -> None:
             _search(name, given, chosen(given))
         elif name in GOODPUT_SUITES:
             _goodput(name, given)
+        elif name == OVERLOAD:
+            _overload(given)
     choice = Choice(
         policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
@@ -145,6 +179,22 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
     )
 
 
+def _overload(given: Mapping[str, Any]) -> None:
+    """Raises UserError."""
+    for option in (*_NOT_OF_A_SUITE, "seeds", "as_published"):
+        if _is_given(given[option]):
+            raise UserError(f"{_option(option)} is not of --suite {OVERLOAD}, which sets it itself")
+    choice = OverloadChoice(
+        seed=given["seed"],
+        policies=tuple(recipe(policy).name for policy in given["policy"] or ()),
+        only=tuple(given["only"] or ()),
+        again=given["again"],
+        jobs=given["jobs"] or cores(),
+    )
+    json, plot = given["json"] or Path(f"{OVERLOAD}.json"), given["plot"] or Path(f"{OVERLOAD}.png")
+    run_overload(overload(given["trace_dir"], tiny=given["tiny"]), choice, json=json, plot=plot)
+
+
 def _check_figured(given: Mapping[str, Any]) -> None:
     if unused := [name for name in _NOT_OF_A_SUITE if _is_given(given[name])]:
         raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
@@ -153,7 +203,8 @@ def _check_figured(given: Mapping[str, Any]) -> None:
 
 def _check_not_searched(given: Mapping[str, Any]) -> None:
     if unused := [name for name in _OF_A_SEARCH if given[name]]:
-        raise UserError(f"{_option(unused[0])} is of --suite {', '.join(SEARCHES[:-1])} and {SEARCHES[-1]}")
+        of = SEARCHES if unused[0] == "seeds" else (*SEARCHES, OVERLOAD)
+        raise UserError(f"{_option(unused[0])} is of --suite {', '.join(of[:-1])} and {of[-1]}")
 
 
 def _policies(*, as_published: bool) -> tuple[str, ...]:
@@ -206,12 +257,31 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         said["link_bytes_per_s"] = round(given["link"] * 1e9)
     if given.get("switch") is not None:
         said["switch_ns"] = round(given["switch"] * NS_PER_S)
+    if given.get("noise") is not None:
+        said["noise"] = _noise(given["noise"], given.get("costs"))
     if given.get("roles"):
         said["roles"] = _roles(given["roles"])
     if given.get("mixed") is None and {"prefill", "decode"} & set(said):
         said["mixed"] = said.get("prefill", 6) + said.get("decode", 10)
         said["counted"] = True
     return said
+
+
+def _noise(text: str, costs: Path | None) -> float:
+    if text == _MEASURED:
+        measured = measured_noise(costs) if costs else None
+        if measured is None:
+            raise UserError(
+                f"--noise {_MEASURED}: needs --costs of a file that `aegis calibrate` has written `noise` into"
+            )
+        return measured
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UserError(f"--noise {text}: should be a share from 0 to 1, like 0.05, or {_MEASURED}")
+    return share
 
 
 def _roles(text: str) -> Roles:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import UserError
 from bench.simulate.breakdown import STAGES, Breakdown
-from bench.simulate.cells.figures import CellFigures, value
-from bench.simulate.cells.search import UNITS
+from bench.simulate.cells.figures import CellFigures
+from bench.simulate.cells.search import UNITS, end_of
 from bench.simulate.cells.suites import CellSuite
 from bench.simulate.fragmentation import Fragmentation
+from bench.simulate.overload.figures import OverloadCell
 from bench.simulate.study import Curve
 from bench.simulate.sweep import GOAL
 from bench.simulate.switching import PERCENTS, Switching
@@ -126,6 +127,30 @@ def fragmentation(axes: Axes, results: Sequence[tuple[str, Fragmentation]]) -> N
     axes.legend(fontsize="small")
 
 
+def overload(title: str, found: Sequence[OverloadCell]) -> Figure:
+    """Tokens on time: a panel for each first part of the cells' names, a line for each contender."""
+    panels = [(name, list(group)) for name, group in groupby(found, key=lambda cell: cell.cell.partition("/")[0])]
+    figure, axes = sheet(len(panels), title)
+    names = list(dict.fromkeys(each.contender for cell in found for each in cell.contenders))
+    for (panel, group), place in zip(panels, axes, strict=True):
+        for index, name in enumerate(names):
+            shares = {
+                at: 100 * each.figures.on_time
+                for at, cell in enumerate(group)
+                for each in cell.contenders
+                if each.contender == name
+            }
+            marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
+            place.plot(list(shares), list(shares.values()), label=name, marker=marker, color=f"C{index % 10}")
+        place.set_title(panel, fontsize="medium")
+        place.set_ylabel("tokens on time, %")
+        place.set_ylim(0, 105)
+        place.set_xticks(range(len(group)), [cell.cell.partition("/")[2] for cell in group])
+        place.grid(alpha=0.25)
+    axes[-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
 def cells(suite: CellSuite, found: Sequence[CellFigures]) -> Figure:
     """A panel for each first part of the cells' names, a mark for each contender."""
     panels = [(name, list(group)) for name, group in groupby(found, key=lambda cell: cell.cell.partition("/")[0])]
@@ -141,7 +166,7 @@ def _draw_cells(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFig
     names = [cell.cell.partition("/")[2] or cell.cell for cell in cells]
     for index, contender in enumerate(each.name for each in suite.contenders):
         medians = {
-            at: value(each.median)
+            at: end_of(each.median)
             for at, cell in enumerate(cells)
             for each in cell.contenders
             if each.contender == contender

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
@@ -24,12 +25,28 @@ from aegis.sim.simulation import Outcome, Pool, simulate
 from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
+from bench.workloads.load import at_load
 
+_Made = TypeVar("_Made")
 _DEFAULT_SLO = Slo()
 _SPARE_TOKENS = 32
 _KEPT_WORKLOADS = 32  # of some megabytes each
 _NAMES_SHOWN = 3
-_OF_RIVALS = ("options", "engine", "prompts", "cache_tokens", "placement")
+_SELDOM = (
+    "options",
+    "turns",
+    "groups",
+    "engine",
+    "prompts",
+    "cache_tokens",
+    "trace_s",
+    "trace_speed",
+    "named_shapes",
+    "noise",
+    "peer_loads",
+    "load",
+    "placement",
+)
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
 
@@ -43,9 +60,14 @@ class Setting:
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
     `placement`: models move by load, as that policy has it; None: they do not.
-    `options` are fields of the policy by their names, `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a
-    trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens` still has;
-    None: a cache without bounds. 0 also reuses nothing of drawn prompts."""
+    `peer_loads`: the GPUs of a node carry parts of each other's loads.
+    `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
+    its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
+    drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
+    reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds.
+    `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
+    deviation of runs, as a share of what they take; None: none. With a `load`, there are so many times as many requests
+    (`bench.workloads.load`)."""
 
     policy: str
     workload: str | None = None
@@ -66,19 +88,27 @@ class Setting:
     slab_bytes: int = 1 << 30
     give_up_ns: int | None = None
     lanes: bool | None = None
+    peer_loads: bool = False
     max_batch: int | None = None
     budget_tokens: int | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    turns: tuple[tuple[str, Any], ...] = ()
+    groups: tuple[tuple[str, Any], ...] = ()
     engine: str | None = None
     prompts: str | None = None
     cache_tokens: int | None = None
+    trace_s: float | None = None
+    trace_speed: float | None = None
+    named_shapes: tuple[tuple[str, str], ...] = ()
+    noise: float | None = None
+    load: float | None = None
     placement: str | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
         written = msgspec.to_builtins(self)
         del written["policy"]
-        for name in _OF_RIVALS:
+        for name in _SELDOM:
             if not written[name]:
                 del written[name]
         return dict(written)
@@ -91,12 +121,17 @@ def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, expla
 
 
 def pool_of(setting: Setting) -> Pool:
-    """Its instances and models. Raises UserError, also where a GPU cannot hold one of the models."""
-    known, asked = _recipe(setting), _arrivals_of(setting)
+    """Its instances and models, which are the same at any load. Raises UserError, also where a GPU cannot hold one of
+    the models."""
+    known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     if setting.placement is not None:
         known = replace(known, placement=placement(setting.placement))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
-    specs = tuple(models(setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo))
+    specs = tuple(
+        models(
+            setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo, instead=setting.named_shapes
+        )
+    )
     pool = Pool(
         gpu=with_engine(_gpu(setting), setting.engine, specs),
         specs=specs,
@@ -106,6 +141,9 @@ def pool_of(setting: Setting) -> Pool:
         recipe=known,
         slab_bytes=setting.slab_bytes,
         lanes=known.lanes if setting.lanes is None else setting.lanes,
+        noise=setting.noise or 0.0,
+        noise_seed=setting.seed,
+        peer_loads=setting.peer_loads,
         migrates=setting.placement is not None,
     )
     _check_fits(pool)
@@ -176,6 +214,9 @@ def _recipe(setting: Setting) -> Recipe:
     said = {name: value for name, value in ruled.items() if value is not None}
     if said or setting.options:
         known = replace(known, policy=partial(_ruled, known.policy, said, dict(setting.options)))
+    if setting.turns or setting.groups:
+        sited = partial(_sited, dict(setting.turns), dict(setting.groups))
+        known = replace(known, policy=partial(_at, sited, known.policy), prefill=partial(_at, sited, known.prefill))
     return known if setting.give_up_ns is None else replace(known, give_up_ns=setting.give_up_ns)
 
 
@@ -187,8 +228,22 @@ def _ruled(
     return cast(Policy, replace(made, rules=replace(made.rules, **rules), **options))
 
 
+def _sited(turns: Mapping[str, Any], groups: Mapping[str, Any], site: Site) -> Site:
+    return replace(site, turns=replace(site.turns, **turns), groups=replace(site.groups, **groups))
+
+
+def _at(sited: Callable[[Site], Site], make: Callable[[Site], _Made], site: Site) -> _Made:
+    return make(sited(site))
+
+
 def _arrivals_of(setting: Setting) -> list[Arrival]:
-    arrivals = _arrivals(setting.workload, setting.trace, setting.seed)
+    if setting.trace is not None:
+        arrivals = _recorded(setting.trace, setting.trace_s, setting.trace_speed or 1.0)
+    else:
+        assert setting.workload is not None
+        arrivals = _drawn(setting.workload, setting.seed)
+    if setting.load is not None:
+        arrivals = at_load(arrivals, setting.load)
     if setting.prompts is not None:
         return prefix_traces.replayed(arrivals, Path(setting.prompts), setting.cache_tokens)
     if setting.cache_tokens == 0:
@@ -197,12 +252,17 @@ def _arrivals_of(setting: Setting) -> list[Arrival]:
 
 
 @lru_cache(_KEPT_WORKLOADS)
-def _arrivals(workload: str | None, trace: str | None, seed: int) -> list[Arrival]:
+def _drawn(workload: str, seed: int) -> list[Arrival]:
     """Policies of a sweep are given the same arrivals one after the other."""
-    if trace is not None:
-        return traces.read(Path(trace))
-    assert workload is not None
     return spec.parse(workload, seed)
+
+
+@lru_cache(_KEPT_WORKLOADS)
+def _recorded(trace: str, until_s: float | None, speed: float) -> list[Arrival]:
+    arrivals = traces.read(Path(trace))
+    if speed != 1:
+        arrivals = [replace(arrival, at_ns=round(arrival.at_ns / speed)) for arrival in arrivals]
+    return arrivals if until_s is None else [each for each in arrivals if each.at_ns < until_s * NS_PER_S]
 
 
 def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[SimRequest]:

@@ -11,6 +11,7 @@ from aegis.core.model import Slo
 from bench.simulate import sweep
 from bench.simulate.cells.suites import SEARCHES
 from bench.simulate.goodput import SUITES as GOODPUT_SUITES
+from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import Sweep
 from bench.workloads import spec
@@ -170,7 +171,9 @@ factors of 0.5 and 2 on TTFT in 17, as the paper has them on TBT."""
 def suite(name: str) -> Suite:
     """Raises UserError."""
     if name not in SUITES:
-        raise UserError(f"--suite {name}: should be one of {', '.join((*SUITES, *SEARCHES, *GOODPUT_SUITES))}")
+        raise UserError(
+            f"--suite {name}: should be one of {', '.join((*SUITES, *SEARCHES, OVERLOAD, *GOODPUT_SUITES))}"
+        )
     return SUITES[name]
 
 

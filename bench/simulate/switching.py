@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS
-from aegis.sim.instance import switch_ns
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.spans import SpanKind
 from bench.simulate.figures import percentile
@@ -43,7 +42,7 @@ def switching(outcome: Outcome, roots: Mapping[str, str], overhead_ns: int) -> S
     """`roots`: the shape of each model."""
     by_root: defaultdict[str, list[int]] = defaultdict(list)
     for done in outcome.switches:
-        by_root[roots[done.model]].append(switch_ns(done) + overhead_ns)
+        by_root[roots[done.model]].append(done.duration_ns + overhead_ns)
     moves = [s.stop_ns - s.start_ns for s in outcome.spans if s.kind in (SpanKind.SWAP_IN, SpanKind.SWAP_OUT)]
     return Switching(
         switches={root: _distribution(by_root[root]) for root in sorted(by_root)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from operator import attrgetter
@@ -12,12 +12,13 @@ from aegis.core.ids import InstanceId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
 from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
+from decode.policies.overload import shedding
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
 _RULES = TurnRules(
     renewal=Renewal.ARRIVAL,
-    later_ttfts=4.0,
+    sheds=True,
     chunk_tokens=16,
     merges=True,
     defers_refused=True,
@@ -26,7 +27,6 @@ _RULES = TurnRules(
 _PPM = 1_000_000
 _NEAR = 1.1  # the guard adds 9 % to what it has seen, and 30 % where it has seen nothing
 _IN_ORDER_OF_MAKING = attrgetter("batch")
-_RELAXED_BY_NS = attrgetter("relaxed_by_ns")
 _GAIN = attrgetter("gain")
 
 
@@ -50,14 +50,16 @@ class LeastSlack:
     Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum is twice that,
     they wait as long as ever, and changes take half as much of the time.
 
-    If more than all of the time is needed, not every batch can be on time. Then a deadline that cannot be met any more
-    counts `rules.later_ttfts` times TTFT later, so that batches that can still be saved come first.
+    If more than all of the time is needed, not every batch can be on time. Those that make the most tokens on time per
+    second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
+    time. A request that is late counts less in that, the less of it can be on time once it has caught up.
 
-    No batch starves. A batch comes before another one for a token that has to begin earlier, and each token gets it one
-    such turn, not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them
-    or a run beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was
-    planned with and one run. So a request that waits, other than for memory, waits for no more turns than others have
-    tokens due before its own may count, prefills and batches.
+    No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
+    is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
+    not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them or a run
+    beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with
+    and one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due
+    before its own may count, prefills and batches.
     A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
     others: its deadline would get the batch turn after turn, in which only those went on.
 
@@ -93,6 +95,7 @@ class LeastSlack:
     calm_share: float = 0.6
     calm_switches: float = 4.0
     calm_quantum_ns: int = 30_000_000  # the least of these
+    shed_share: float = 0.05
     stream_share: float = 0.5
     lane_gain: float = 1.05
     lane_turn_ns: int = 400_000_000
@@ -111,7 +114,8 @@ class LeastSlack:
         spoken_for = _spoken_for(batches)
         quantum_ns = self._quantum_ns(batches, spoken_for)
         order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # if they have to begin at the same time
-        order.sort(key=self._by_ns(spoken_for))
+        by_ns = shedding(batches, quantum_ns, self.shed_share).by_ns
+        order.sort(key=lambda batch: by_ns[batch.batch])
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
@@ -154,13 +158,17 @@ class LeastSlack:
         if second is None:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
-        spoken_for = _spoken_for(plan.batches)
-        overloaded, order = spoken_for > 1, self._by_ns(spoken_for)
-        if chosen.turn_ns is not None and quota_ns is not None and order(second) < order(chosen):
+        quantum_ns = self._quantum_ns(plan.batches, _spoken_for(plan.batches))
+        shed = shedding(plan.batches, quantum_ns, self.shed_share)
+        if chosen.turn_ns is not None and quota_ns is not None and shed.by_ns[second.batch] < shed.by_ns[chosen.batch]:
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
-        elif overloaded and second_ns < slack_ns:
-            because = f"not everybody can be on time, and who is late counts later; {because}"
+        elif chosen.batch in shed.shed:
+            because = f"not everybody can be on time, and it has been put off for long enough; {because}"
+        elif second.batch in shed.shed:
+            because = f"not everybody can be on time, and others make fewer tokens on time per second; {because}"
+        elif second_ns < slack_ns:
+            because = f"others that have to begin sooner are late already; {because}"
         because = f"{because}; next {second.model}, which {_begins(second_ns)} ({wants(second, now_ns)})"
         return Why(because, slack_ns, cost_ns(chosen), second.model, second_ns, cost_ns(second))
 
@@ -224,10 +232,6 @@ class LeastSlack:
         free_until_ns = max(free_until_ns, now_ns + max(2 * front.step_ns, busy_ns))
         turns[0] = Turn(front.batch, quantum_ns + front.prefill_ns, free_until_ns)
         return pauses + turns
-
-    def _by_ns(self, spoken_for: float) -> Callable[[BatchView], int]:
-        """When a batch has to begin; under overload, deadlines that cannot be met any more count later."""
-        return _RELAXED_BY_NS if spoken_for > 1 and self.rules.later_ttfts else begin_by_ns
 
     def _quantum_ns(self, batches: Sequence[BatchView], spoken_for: float) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]

@@ -1,4 +1,4 @@
-"""Static multiplexing: several models share a device, all of them resident (MuxServe, AlpaServe)."""
+"""Static multiplexing: several models share a device, all of them resident (like MuxServe and AlpaServe)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class MuxServe:
     """A model's first request gives it the instance with the fewest bytes of weights on which it fits; there it stays.
     A model that fits nowhere is refused. Nothing is ever evicted.
 
-    Models with work take turns that are shorter than the time between two tokens may be, prefills first.
+    Models with work take turns that are shorter than the time between two tokens may be, prefills first. MuxServe also
+    places models by their expected rates and runs several of them at once on parts of a device; neither is here.
     """
 
     weights_bytes_max: int  # on an instance: the rest of its memory is for KV

@@ -229,6 +229,7 @@ class LiveRun:
             role=self._names[name],
             core=core,
             engine=engine,
+            initialisations=lambda: 1,
             device=NoDevice(),
             images=None,
             memory_executor=mover,

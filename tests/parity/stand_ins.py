@@ -201,6 +201,10 @@ class ScriptedMover:
     def in_flight(self) -> bool:
         return self._streams.in_flight
 
+    @property
+    def peer_load_bytes(self) -> int:
+        return 0
+
     def perform(self, effect: Effect) -> None:
         match effect:
             case LoadWeights(model=model):

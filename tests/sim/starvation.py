@@ -2,7 +2,8 @@
 
 On instances that decode, as `decode.policies.least_slack` states it:
 
-(W1) in a plan nobody comes before a batch that has to begin earlier, by more than deadlines may count later: but the
+(W1) in a plan nobody comes before a batch that has to begin earlier, unless that one is late and may be shed still, as
+     its last turn, or its deadline if it had none, is less than `1 / shed_share` quanta for each batch ago: but the
      running batch, for the rest of its quantum;
 (W2) no run begins in a turn whose quantum and prefills are over, but for one where the plan was made anew, and decode
      steps end then;
@@ -14,7 +15,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
      for each prompt; and those without the token's KV: who is there is in every run, but KV is brought in as there is
      room and in the order of the batch, and no turn is put off until it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
-     each of a quantum, its prefills, a run, and a run for each batch for which turns are paused. Turns that W3 does not
+     each of a quantum, its prefills, a run, and a run for each batch for which turns are paused; and when its own token
+     counts, for no more than one for each batch and prefill. Turns that W3 does not
      count are in this time, and so are pauses. A wait ends with a run of a turn of its batch, or with one of a pause
      that it is in itself: a turn that was given and taken back before its first run ends none, but where it was taken
      back for memory;
@@ -77,13 +79,13 @@ _MARGIN = 1.1  # of the guard's word
 
 
 class Watched:
-    """A policy of turns whose plans are checked (W1). `later_ttfts`: by how many of them a deadline may count later."""
+    """A policy of turns whose plans are checked (W1)."""
 
     def __init__(self, policy: RoundPolicy, note: Callable[[int], None]) -> None:
         self.policy = policy
         self.note = note  # that a plan is made
-        self.later_ttfts: float = policy.rules.later_ttfts
         self.quantum_ns = 0  # of the last plan: a turn without its prefills
+        self.shed_ns = 0  # for how long a batch may be shed by the last plan
         self.beside_ns = (
             policy.lane_turn_ns if isinstance(policy, LeastSlack) else 0
         )  # steps on the second lane at most
@@ -98,10 +100,12 @@ class Watched:
         turns = [turn for turn in plan if not turn.pause]
         self._check_pauses([turn for turn in plan if turn.pause], views, views[turns[0].batch], now_ns)
         by_ns = [_begin_by_ns(views[turn.batch]) for turn in turns]
-        latest_ns = [ns + self.later_ttfts * views[turn.batch].ttft_ns for ns, turn in zip(by_ns, turns, strict=True)]
         first = views[turns[0].batch]
         quotas = [(turn.quota_ns, views[turn.batch].prefill_ns) for turn in turns]
         self.quantum_ns = max(quota_ns - prefill_ns for quota_ns, prefill_ns in quotas if quota_ns is not None)
+        if isinstance(self.policy, LeastSlack):
+            self.shed_ns = round(len(batches) * (self.quantum_ns + 1) / self.policy.shed_share)
+        latest_ns = [_latest_ns(views[turn.batch], ns, self.shed_ns) for ns, turn in zip(by_ns, turns, strict=True)]
         keeps = first.turn_ns is not None and first.turn_ns < self.quantum_ns
         for at in range(int(keeps), len(turns)):
             if by_ns[at] > min(latest_ns[at:]):
@@ -168,6 +172,14 @@ def _begin_by_ns(batch: BatchView) -> int:
     return min([due for due in dues if due is not None]) - batch.step_ns - (0 if batch.resident else batch.switch_ns)
 
 
+def _latest_ns(batch: BatchView, by_ns: int, shed_ns: int) -> int:
+    return _latest_ns_of(by_ns, batch.ran_ns, shed_ns)
+
+
+def _latest_ns_of(by_ns: int, ran_ns: int, shed_ns: int) -> int:
+    return max(by_ns, (ran_ns if ran_ns >= 0 else by_ns) + shed_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class _Pressing:
     """A sequence, and its next token, due at `urgent_ns`."""
@@ -195,18 +207,24 @@ class Wait:
     """Of a request, since it came or its batch last had the turn. For these tokens others were given theirs, and to
     these batches as the round went on."""
 
-    latest_ns: int
+    since_ns: int
+    latest_ns: int = 0  # when its own token counts, or its batch may be shed no longer
+    early_ns: int = 0  # others' tokens count so much sooner for their priority
     tokens: set[Token] = field(default_factory=set)
     batches: set[int] = field(default_factory=set)
     turns: dict[tuple[str, int], int] = field(default_factory=dict)  # at most, for each request and batch seen
+    round: set[tuple[str, int]] = field(default_factory=set)  # batches, prefills, and steps that failed
     turn_ns: int = 0  # the longest
     pauses: set[int] = field(default_factory=set)  # batches for which turns were paused
     worked_ns: int = 0
 
     def longest_ns(self) -> int:
         """For which others can work meanwhile. The quota of a turn goes on in its pauses, but for those before its
-        first run, of which there is one for each batch."""
-        return sum(self.turns.values()) * (self.turn_ns + (1 + len(self.pauses)) * RUN_NS)
+        first run, of which there is one for each batch. When its own token counts, one turn of each batch may be left,
+        and one for each prefill."""
+        turn_ns = self.turn_ns + (1 + len(self.pauses)) * RUN_NS
+        shed_ns = max(self.latest_ns + self.early_ns + MISJUDGED_NS - self.since_ns, 0)
+        return min(sum(self.turns.values()) * turn_ns, shed_ns + len(self.round) * turn_ns)
 
 
 class WatchedDecodeCore(DecodeCore):
@@ -308,7 +326,7 @@ class WatchedDecodeCore(DecodeCore):
         self._over(before)
         quantum_ns = 1 if turn.used_up(now_ns) else self._watched.quantum_ns  # of one that is over there is one run
         self._given = _Given(turn, self._planned[turn.batch.batch], quantum_ns)
-        self._count(self._given)
+        self._count(self._given, now_ns)
 
     def _over(self, given: _Given | None) -> None:
         """The turn is, and another one may be given for its token if it went by."""
@@ -339,6 +357,7 @@ class WatchedDecodeCore(DecodeCore):
         given.failed = True
         for wait in self._waits.values():
             wait.turns["failed", prompts[0].job.request] = 1
+            wait.round.add(("failed", prompts[0].job.request))
 
     def _went_by(self, given: _Given) -> bool:
         """For lack of its KV, with a step that failed, with prefills and pauses for a whole quantum, with a piece of a
@@ -348,14 +367,15 @@ class WatchedDecodeCore(DecodeCore):
         cut = rules.chunk_tokens is not None and given.cut
         return given.missed or given.failed or short or cut or given.filled_ns >= given.quantum_ns
 
-    def _count(self, given: _Given) -> None:
+    def _count(self, given: _Given, now_ns: int) -> None:
         token, due_ns = given.pressing.token, given.pressing.urgent_ns - MISJUDGED_NS
         for batch in self._work.batches:
             for sequence in batch.sequences:
                 request = sequence.job.request
                 if batch is given.turn.batch:
                     continue  # it waits until a run of the turn has begun
-                wait = self._waits.setdefault(request, Wait(self._latest_ns(sequence)))
+                wait = self._waits.setdefault(request, Wait(now_ns))
+                wait.latest_ns = max(wait.latest_ns, self._latest_ns(batch, sequence))
                 number = given.turn.batch.batch
                 if due_ns > wait.latest_ns and number in wait.batches:
                     raise LawBroken(f"W3: request {request} waits for {token}, which is due later, another round")
@@ -373,7 +393,11 @@ class WatchedDecodeCore(DecodeCore):
                 slo, job = sequence.spec.slo, sequence.job
                 due = (wait.latest_ns + MISJUDGED_NS - self._urgent_ns(sequence)) // slo.tbt_ns + 1
                 tokens = max(min(due, job.sampling.max_tokens - sequence.generated), 0)
+                wait.early_ns = max(wait.early_ns, -job.priority * slo.ttft_ns)
                 wait.turns.setdefault(("batch", batch.batch), 1)
+                wait.round.add(("batch", batch.batch))
+                if sequence.lacks:
+                    wait.round.add(("request", job.request))
                 wait.turns.setdefault(("request", job.request), tokens + (sequence.lacks > 0))
 
     def _worked(self, duration_ns: int) -> None:
@@ -397,8 +421,8 @@ class WatchedDecodeCore(DecodeCore):
     def _urgent_ns(self, sequence: Decoding) -> int:
         return sequence.job.urgent_ns(sequence.spec.slo, sequence.generated)
 
-    def _latest_ns(self, sequence: Decoding) -> int:
-        return self._urgent_ns(sequence) + round(self._watched.later_ttfts * sequence.spec.slo.ttft_ns)
+    def _latest_ns(self, batch: Batch, sequence: Decoding) -> int:
+        return _latest_ns_of(self._urgent_ns(sequence), batch.ran_ns, self._watched.shed_ns)
 
 
 def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:

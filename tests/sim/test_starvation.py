@@ -131,7 +131,7 @@ def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(starvation.Wait, "longest_ns", lambda wait: longest_ns(wait) // 4)
     with pytest.raises(LawBroken, match="W4"):
         for seed in range(3):
-            play(FLOOD, seed)
+            play(replace(FLOOD, requests=300, gap_ns=2 * NS_PER_MS), seed)
 
 
 def test_a_prefill_that_newcomers_overtake_for_ever_is_found() -> None:

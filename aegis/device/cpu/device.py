@@ -10,6 +10,7 @@ from aegis.device.copy_lanes import CopyLane
 from aegis.device.cpu.lanes import CpuLane, DividedCores
 from aegis.device.cpu.libc import copy
 from aegis.device.cpu.pages import PhysicalPages
+from aegis.device.cpu.peer_memory import CpuPeerMemory
 from aegis.device.cpu.pool import PAGE_BYTES
 from aegis.device.cpu.ranges import CpuRange
 from aegis.device.cpu.streams import CpuStream
@@ -45,7 +46,7 @@ class CpuDevice:
         self._streams: list[CpuStream] = []
         self._ranges: list[CpuRange] = []
         self._regions: set[MappedFile] = set()
-        self._inwards, self._outwards = CopyLane(), CopyLane()
+        self._inwards, self._outwards, self._between = CopyLane(), CopyLane(), CopyLane()
         self._divided = DividedCores(threads)
 
     def reserve(self, nbytes: int) -> CpuRange:
@@ -58,10 +59,16 @@ class CpuDevice:
     def revoke(self, runs: Sequence[PageRun]) -> None:
         self._pages.revoke(runs)
 
-    def stream(self, name: str, *, outwards: bool = False) -> CpuStream:
-        lane = self._outwards if outwards else self._inwards
+    def stream(self, name: str, *, outwards: bool = False, between: bool = False) -> CpuStream:
+        lane = self._between if between else self._outwards if outwards else self._inwards
         self._streams.append(CpuStream(name, self._free_words.pop(0), self._words, self._pages, lane))
         return self._streams[-1]
+
+    def open_peer(self, address: str, runs: Sequence[PageRun]) -> CpuPeerMemory | None:
+        try:
+            return CpuPeerMemory(address, runs)
+        except OSError:
+            return None
 
     def move(self, copies: Sequence[tuple[int, int, int]]) -> None:
         for target, source, nbytes in copies:

@@ -18,6 +18,7 @@ from aegis.device.cuda.driver import Context, Driver, Gpu
 from aegis.device.cuda.green_contexts import DividedGpu, GreenLane
 from aegis.device.cuda.handle_sharing import HandleClient
 from aegis.device.cuda.memory_mapping import CudaRange, GrantedPages
+from aegis.device.cuda.peer_memory import CudaPeerMemory
 from aegis.device.cuda.pinned_memory import PinnedFile
 from aegis.device.cuda.streams import POLL_NS, CudaStream, WordsOnGpu
 from aegis.device.divisions import Shares
@@ -55,7 +56,7 @@ class CudaDevice:
         self._scratch = CudaRange(self._pages, self.page_count * self.page_bytes)
         self._ranges = [self._scratch]
         self._regions: set[PinnedFile] = set()
-        self._inwards, self._outwards = CopyLane(), CopyLane()
+        self._inwards, self._outwards, self._between = CopyLane(), CopyLane(), CopyLane()
         self._moves = self._driver("cuStreamCreate", self._driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
     @property
@@ -83,12 +84,16 @@ class CudaDevice:
             self._driver("cuMemcpyAsync", destination, source, nbytes, self._moves)
         self._driver("cuStreamSynchronize", self._moves)
 
-    def stream(self, name: str, *, outwards: bool = False) -> CudaStream:
-        word, lane = self._free_words.pop(0), self._outwards if outwards else self._inwards
+    def stream(self, name: str, *, outwards: bool = False, between: bool = False) -> CudaStream:
+        word = self._free_words.pop(0)
+        lane = self._between if between else self._outwards if outwards else self._inwards
         self._streams[word] = CudaStream(
             name, word, self._driver, self._context, self._words, self._streams, self._pages, self._scratch, lane
         )
         return self._streams[word]
+
+    def open_peer(self, address: str, runs: Sequence[PageRun]) -> CudaPeerMemory | None:
+        return CudaPeerMemory.open(self._pages.gpu, address, runs)
 
     @property
     def lanes_are_timed(self) -> bool:

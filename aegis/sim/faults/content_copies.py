@@ -18,6 +18,7 @@ from aegis.sim.copies import Copy, Streams
 from aegis.sim.faults.device_memory import DeviceMemory, pairs_of
 from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.state import Action, FaultWorldState
+from aegis.sim.flows import Link
 
 
 class Process(Protocol):
@@ -89,6 +90,9 @@ class ContentCopies:
 
     def stop(self, stream: StreamName) -> None:
         """It takes its whole time."""
+
+    def help(self, stream: StreamName, link: Link, bytes_per_s_max: int) -> None:
+        """Nothing is shared."""
 
     def _fail(self, content: _Content) -> None:
         if content.unreadable is not None:

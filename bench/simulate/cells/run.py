@@ -15,29 +15,34 @@ from aegis.core.errors import UserError
 from bench.common import result_files
 from bench.common.provenance import Provenance, stamped
 from bench.simulate import plot_files, table
-from bench.simulate.cells.figures import CellFigures, Key, cell_figures, summary, value
-from bench.simulate.cells.search import UNITS, SearchResult, found
-from bench.simulate.cells.suites import OURS, Cell, CellSuite, Contender
+from bench.simulate.cells.figures import CellFigures, Key, cell_figures, summary
+from bench.simulate.cells.search import UNITS, SearchResult, end_of, found
+from bench.simulate.cells.suites import SPLITS, Cell, CellSuite
+from bench.simulate.contenders import OURS, Contender
+from bench.simulate.tuning import described
 from bench.simulate.workers import as_they_come
 
 
 def show(suite: CellSuite, cells: Sequence[CellFigures]) -> None:
     """A row for each contender and cell, ours first, and what it comes to."""
     shown = Table(box=None, pad_edge=False)
-    for title in ("", "contender", UNITS[suite.aim], "of each seed"):
+    for title in ("", "contender", UNITS[suite.aim], "of each seed", "tuned"):
         shown.add_column(title, justify="right" if title == UNITS[suite.aim] else "left")
     for cell in cells:
         for index, each in enumerate(cell.contenders):
             seeds = ", ".join(str(found.at) for found in each.found)
-            shown.add_row("" if index else cell.cell, each.contender, str(each.median), seeds)
+            tuned = next((described(found.tuned.parameters, suite.gpus) for found in each.found if found.tuned), "")
+            shown.add_row("" if index else cell.cell, each.contender, str(each.median), seeds, tuned)
     ratios = Table(box=None, pad_edge=False)
-    for title in ("", OURS, "best rival", "", "ratio"):
+    splits = [text for text in SPLITS if any(text in cell.on_splits for cell in cells)]
+    for title in ("", OURS, "best rival", "", "ratio", *splits):
         ratios.add_column(title, justify="left" if title in ("", "best rival") else "right")
     for cell in cells:
         medians = {each.contender: str(each.median) for each in cell.contenders}
         ratio = "-" if cell.ratio is None else f"{cell.ratio:.2f}"
         best = cell.best_rival or "-"
-        ratios.add_row(cell.cell, medians.get(OURS, "-"), medians.get(best, "-"), best, ratio)
+        even = (f"{cell.on_splits[text]:.2f}" if text in cell.on_splits else "-" for text in splits)
+        ratios.add_row(cell.cell, medians.get(OURS, "-"), medians.get(best, "-"), best, ratio, *even)
     table.plain_console().print(suite.title, shown, "", ratios, "", summary(cells), sep="\n")
 
 
@@ -69,7 +74,7 @@ def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     plot_files.check(plot)
     chosen = _chosen(suite, choice)
     held = _held(suite, json)
-    known = _known(held)
+    known = _known(suite, held, json, again=choice.again)
     if choice.again:
         for cell, contender in chosen:
             for seed in choice.seeds:
@@ -119,7 +124,8 @@ def _search(
         for seed in seeds:
             if (key := (cell.name, contender.name, seed)) not in known:
                 keys.append(key)
-                tasks.append(suite.search(cell, contender, seed, value(first.at) if first else None))
+                parameters = first.tuned.parameters if first and first.tuned else None
+                tasks.append(suite.search(cell, contender, seed, end_of(first.at) if first else None, parameters))
     for at, answer in as_they_come(found, tasks, jobs=choice.jobs, title=suite.name):
         yield keys[at], answer
 
@@ -158,13 +164,24 @@ def _held(suite: CellSuite, json: Path) -> Results | None:
     return held
 
 
-def _known(held: Results | None) -> dict[Key, SearchResult]:
-    return {
+def _known(suite: CellSuite, held: Results | None, json: Path, *, again: bool) -> dict[Key, SearchResult]:
+    """Raises UserError where contenders were not tuned that are now, unless they are left out `again`."""
+    known = {
         (cell.cell, each.contender, answer.seed): answer
         for cell in (held.cells if held else ())
         for each in cell.contenders
         for answer in each.found
     }
+    tuned = {contender.name for contender in suite.contenders if contender.knobs}
+    untuned = [key for key, answer in known.items() if key[1] in tuned and answer.tuned is None]
+    if untuned and not again:
+        cell, contender, _ = untuned[0]
+        raise UserError(
+            f"{json}: {contender} was not tuned there in {cell}; name another file, or search again with --again"
+        )
+    for key in untuned:
+        del known[key]
+    return known
 
 
 def _write(json: Path, results: Results) -> None:

@@ -7,16 +7,34 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.telemetry.records import Record
 from bench.simulate.setting import Setting, pool_of, run
 from bench.simulate.sweep import GOAL, Crossing, crossing
+from bench.simulate.tuning import (
+    Knob,
+    Parameters,
+    Tuned,
+    TuningProbe,
+    Value,
+    climb,
+    fitted,
+    prefill_gpus,
+    with_parameters,
+)
 from bench.workloads import spec
 
 TTFT_GOAL = 0.99
 """Of GPUs: this share of first tokens on time, and of all tokens `GOAL`."""
+
+
+_PREFILL_SHARE = 0.375
+_NEAR = 0.15
+"""Of the number at which knobs were turned: no farther away they are as good."""
+_ROUNDS = 2
 
 
 class Aim(Enum):
@@ -37,18 +55,23 @@ class Probe(Struct, frozen=True):
     ttft_attainment: float
 
 
-class SearchResult(Struct, frozen=True):
-    """`at`: of models on a straight line between two probes; of GPUs a whole number."""
+class SearchResult(Struct, frozen=True, omit_defaults=True):
+    """`at`: of models on a straight line between two probes; of GPUs a whole number. `tuned`: where there was something
+    to tune; what another seed was tuned to has no probes."""
 
     seed: int
     at: Crossing
     probes: tuple[Probe, ...]
+    tuned: Tuned | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """From `start` in steps of `width` that grow, then by bisection down to `step`, of which all are multiples.
-    `prefill_share` of the GPUs prefill where that is apart."""
+
+    What has `knobs` is tuned: with the defaults it is roughly found where the goal is missed, there the knobs are
+    turned, and with the best ones the end is searched for. If that lies far from there, the knobs are turned once more.
+    `parameters` are what another seed was tuned to."""
 
     aim: Aim
     setting: Setting
@@ -56,46 +79,140 @@ class Search:
     width: int
     step: int
     limit: int
-    prefill_share: float = 0.375
+    knobs: tuple[Knob, ...] = ()
+    parameters: Parameters | None = None
 
     def found(self) -> SearchResult:
         """Raises UserError."""
-        probes: dict[int, Probe] = {}
+        tried = _Tried(self)
+        if self.parameters is not None:
+            return replace_fields(tried.end(self.parameters), tuned=Tuned(dict(self.parameters), ()))
+        if all(len(knob.values) == 1 for knob in self.knobs):
+            return tried.end(self.defaults)
+        return _tuned(self, tried)
+
+    def placed(self, at: int, parameters: Parameters | None = None) -> Setting:
+        """The simulation of `at` models or GPUs, unless said with the defaults."""
+        setting = self.setting
+        if self.aim is Aim.MODELS:
+            assert setting.workload
+            setting = replace(setting, workload=spec.override(setting.workload, "models", str(at)))
+        else:
+            prefill = prefill_gpus(_PREFILL_SHARE, at)
+            setting = replace(setting, mixed=at, prefill=prefill, decode=at - prefill)
+        return with_parameters(setting, self.defaults if parameters is None else parameters)
+
+    @property
+    def defaults(self) -> dict[str, Value]:
+        return {knob.name: knob.default for knob in self.knobs}
+
+
+class _Tried:
+    """The simulations of a search, none of them twice."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._probes: dict[tuple[tuple[tuple[str, Value], ...], int], Probe] = {}
+
+    def end(self, parameters: Parameters, start: int | None = None, *, step: int | None = None) -> SearchResult:
+        """Where the goal is missed, from `start` on."""
+        search, own = self._search, dict[int, Probe]()
+        step = step or search.step
 
         def goes_on(at: int) -> bool:
-            probes[at] = self._probe(at)
-            reached = probes[at].attainment >= GOAL
-            if self.aim is Aim.MODELS:
-                return reached
-            return not reached or probes[at].ttft_attainment < TTFT_GOAL
+            own[at] = self.probe(at, parameters)
+            return (self.reach(own[at]) >= 1) is (search.aim is Aim.MODELS)
 
-        low, high = boundary(goes_on, start=self.start, width=self.width, step=self.step, limit=self.limit)
-        at = Crossing(above=float(low)) if high is None else self._between(probes, low, high)
-        return SearchResult(self.setting.seed, at, tuple(probes[at] for at in sorted(probes)))
+        width = search.width if start is None else 2 * step
+        begin = min(max((start or search.start) // step * step, step), search.limit)
+        low, high = boundary(goes_on, start=begin, width=width, step=step, limit=search.limit)
+        at = Crossing(above=float(low)) if high is None else self._between(own, low, high)
+        return SearchResult(search.setting.seed, at, tuple(own[at] for at in sorted(own)))
 
-    def placed(self, at: int) -> Setting:
-        """The simulation of `at` models or GPUs."""
-        if self.aim is Aim.MODELS:
-            assert self.setting.workload
-            return replace(self.setting, workload=spec.override(self.setting.workload, "models", str(at)))
-        prefill = max(round(at * self.prefill_share), 1)
-        return replace(self.setting, mixed=at, prefill=prefill, decode=at - prefill)
+    def missed(self, result: SearchResult) -> int | None:
+        """The fewest models, or the most GPUs, with which the goal was missed; None if it never was."""
+        those = [probe.at for probe in result.probes if self.reach(probe) < 1]
+        return (min if self._search.aim is Aim.MODELS else max)(those, default=None)
+
+    def probe(self, at: int, parameters: Parameters) -> Probe:
+        key = tuple(parameters.items()), at
+        if key not in self._probes:
+            self._probes[key] = self._simulated(at, parameters)
+        return self._probes[key]
+
+    def reach(self, probe: Probe) -> float:
+        """The goal is reached from 1 on."""
+        reach = probe.attainment / GOAL
+        return reach if self._search.aim is Aim.MODELS else min(reach, probe.ttft_attainment / TTFT_GOAL)
 
     def _between(self, probes: Mapping[int, Probe], low: int, high: int) -> Crossing:
-        if self.aim is Aim.GPUS:
+        if self._search.aim is Aim.GPUS:
             return Crossing(at=float(high))
         before = probes[low].attainment if low else 1.0
         return crossing([low, high], [before, probes[high].attainment])
 
-    def _probe(self, at: int) -> Probe:
-        setting = self.placed(at)
-        if at < 2 and self.aim is Aim.GPUS and not pool_of(setting).mixed:
+    def _simulated(self, at: int, parameters: Parameters) -> Probe:
+        setting = self._search.placed(at, parameters)
+        if at < 2 and self._search.aim is Aim.GPUS and not pool_of(setting).mixed:
             return Probe(at, 0.0, 0.0)
         records = run(setting).records
         slos = {spec.model: spec.slo for spec in pool_of(setting).specs}
         asked = sum(record.output_tokens for record in records)
         on_time = sum(record.on_time for record in records)
-        return Probe(at, on_time / asked if asked else 1.0, _ttft_attainment(records, slos))
+        return Probe(at, on_time / asked if asked else 1.0, ttft_attainment(records, slos))
+
+
+def _tuned(search: Search, tried: _Tried) -> SearchResult:
+    """Raises UserError."""
+    aligned = not (search.start % search.width or search.limit % search.width)
+    rough = found = tried.end(search.defaults, step=search.width if aligned else search.step)
+    parameters: Parameters = search.defaults
+    probes: list[TuningProbe] = []
+    ends: list[tuple[SearchResult, Parameters]] = []
+    for _ in range(_ROUNDS):
+        if (missed := tried.missed(found)) is None:
+            break
+        turned = _climbed(search, tried, missed, parameters)
+        probes += [replace_fields(probe, at=missed) for probe in turned.probes]
+        if ends and turned.parameters == parameters:
+            break
+        parameters = turned.parameters
+        found = tried.end(parameters, missed)
+        ends.append((found, parameters))
+        if abs(end_of(found.at) - missed) <= _NEAR * missed:
+            break
+    if not any(_is_beyond(search.aim, end.at, tried.missed(rough)) for end, _ in ends):
+        ends.append((tried.end(search.defaults, round(end_of(rough.at))), search.defaults))
+    best, parameters = min(ends, key=lambda end: _rank(search.aim, end[0].at))
+    return replace_fields(best, tuned=Tuned(dict(parameters), tuple(probes)))
+
+
+def _climbed(search: Search, tried: _Tried, at: int, start: Parameters) -> Tuned:
+    """With so many models or GPUs."""
+    gpus = search.setting.mixed if search.aim is Aim.MODELS else at
+
+    def score(parameters: Parameters) -> float:
+        return min(tried.reach(tried.probe(at, parameters)), 1.0)
+
+    return climb(fitted(search.knobs, gpus), score, start=start)
+
+
+def _is_beyond(aim: Aim, end: Crossing, missed: int | None) -> bool:
+    """Whether it is certainly better than what missed the goal there."""
+    if missed is None:
+        return False
+    return end_of(end) >= missed if aim is Aim.MODELS else end.at is not None and end.at <= missed
+
+
+def _rank(aim: Aim, end: Crossing) -> tuple[bool, float]:
+    """Lower is better."""
+    return (False, -end_of(end)) if aim is Aim.MODELS else (end.at is None, end_of(end))
+
+
+def end_of(crossing: Crossing) -> float:
+    """Of one outside of what was searched, the end that it lies behind."""
+    ends = (crossing.at, crossing.below, crossing.above)
+    return next(end for end in ends if end is not None)
 
 
 def found(search: Search) -> SearchResult:
@@ -130,7 +247,7 @@ def boundary(
     return low, high
 
 
-def _ttft_attainment(records: Iterable[Record], slos: Mapping[ModelId, Slo]) -> float:
+def ttft_attainment(records: Iterable[Record], slos: Mapping[ModelId, Slo]) -> float:
     """A request without a first token missed it."""
     in_time = [
         record.first_ns is not None and record.first_ns - record.arrival_ns <= slos[record.model].ttft_ns

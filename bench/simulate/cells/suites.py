@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from aegis.core.model import Slo
 from aegis.core.role import Roles
-from aegis.policies import RECIPES
 from bench.simulate.cells.search import Aim, Search
+from bench.simulate.contenders import APART, OURS, Contender, ours, rivals
 from bench.simulate.setting import Setting, models_of
+from bench.simulate.tuning import ON_A_SPLIT, Knob, Parameters
 from bench.workloads import spec
 
-OURS = "least-slack"
-OURS_SPLIT = f"{OURS} 6+10"
+SPLITS = {"6+10": 6, "4+12": 4, "3+13": 3}
+"""Of 16 GPUs, how many prefill: on each, ours and `aegaeon` are compared."""
+SPLIT_RIVAL = "aegaeon"
 OURS_LANES = f"{OURS} lanes"
-_MARKETS = [name for name, known in RECIPES.items() if name != OURS and not known.one_model]
-"""The policies that are made for several models."""
 _PREFILL_SHARES = {"1/8": 0.125, "1/4": 0.25, "3/8": 0.375}
 _RATES = {"0.1rps": ("rps=0.1", 32), "0.5rps": ("rps=0.5", 16)}  # and where to begin
 _SCALES = {"slo1": 1.0, "slo0.5": 0.5, "slo0.3": 0.3}  # of both deadlines
@@ -27,20 +27,9 @@ _LINKS: dict[str, dict[str, Any]] = {
     "switch0.1": {"switch_ns": 100_000_000},
 }
 _SECONDS, _TINY_SECONDS = 600, 2
+_GPUS = 16
 _STEP, _LIMIT = 2, 1024
 _TINY = 4  # models or GPUs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A policy and how it is used. `rival`: ours has to be ahead of it; oracles are shown, but are none."""
-
-    name: str
-    policy: str
-    rival: bool
-    roles: Roles | None = None
-    prefill_share: float = 0.375
-    lanes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +52,20 @@ class CellSuite:
     cells: tuple[Cell, ...]
     tiny: bool = False
 
-    def search(self, cell: Cell, contender: Contender, seed: int, hint: float | None) -> Search:
-        """`hint`: where another seed ended."""
-        setting = replace(cell.setting, policy=contender.policy, roles=contender.roles, seed=seed)
-        setting = replace(setting, lanes=contender.lanes or None)
+    @property
+    def gpus(self) -> int | None:
+        """That all cells have, where models are counted."""
+        return _GPUS if self.aim is Aim.MODELS else None
+
+    def rivals_of(self, policy: str) -> list[Contender]:
+        """All that know no more than it does."""
+        return [each for each in self.contenders if each.policy != policy and (each.rival or each.policy == OURS)]
+
+    def search(
+        self, cell: Cell, contender: Contender, seed: int, hint: float | None, parameters: Parameters | None = None
+    ) -> Search:
+        """`hint`: where another seed ended, and `parameters` what it was tuned to."""
+        setting = contender.of(replace(cell.setting, seed=seed))
         if self.aim is Aim.GPUS:
             most = max(2 * models_of(setting), _TINY)
             start, step, limit = cell.start, 1, _TINY if self.tiny else most
@@ -82,13 +81,27 @@ class CellSuite:
             width=width,
             step=step,
             limit=limit,
-            prefill_share=contender.prefill_share,
+            knobs=contender.knobs,
+            parameters=parameters,
         )
 
 
-def _contender(policy: str, name: str = "", *, roles: Roles | None = None, prefill_share: float = 0.375) -> Contender:
-    rival = policy != OURS and "oracle" not in policy
-    return Contender(name=name or policy, policy=policy, rival=rival, roles=roles, prefill_share=prefill_share)
+def on_split(policy: str, split: str) -> str:
+    return f"{policy} {split}"
+
+
+def _on_splits() -> Iterator[Contender]:
+    """Ours and `aegaeon`, tuned in all but the split. They are no rivals: the tuned one has its best split."""
+    for text, prefill in SPLITS.items():
+        changes = {"roles": Roles.FIXED, "prefill": prefill, "decode": _GPUS - prefill}
+        yield ours(on_split(OURS, text), **changes)
+        yield Contender(
+            name=on_split(SPLIT_RIVAL, text),
+            policy=SPLIT_RIVAL,
+            rival=False,
+            changes=tuple(changes.items()),
+            knobs=ON_A_SPLIT,
+        )
 
 
 def _cell(rate: str, scale: str, length: str, link: str = "") -> Cell:
@@ -115,10 +128,10 @@ def cells(*, tiny: bool = False) -> CellSuite:
         title="Models on 16 H800 with 90 % of tokens on time",
         aim=Aim.MODELS,
         contenders=(
-            _contender(OURS),
-            _contender(OURS, OURS_SPLIT, roles=Roles.FIXED),
-            replace(_contender(OURS, OURS_LANES), lanes=True),
-            *(_contender(name) for name in _MARKETS),
+            ours(),
+            ours(OURS_LANES, lanes=True),
+            *_on_splits(),
+            *rivals(),
         ),
         cells=tuple(_cell(rate, scale, length) for rate in _RATES for scale in _SCALES for length in _LENGTHS),
     )
@@ -137,26 +150,27 @@ def cells_links(*, tiny: bool = False) -> CellSuite:
 
 
 def gpus(setting: Setting, name: str, *, tiny: bool = False) -> CellSuite:
-    """One cell: what `setting` asks for. Where prefill is apart, several shares of it are tried.
-
-    Raises UserError if its workload or trace cannot be read."""
-    apart = [name for name, known in RECIPES.items() if known.roles is Roles.FIXED]
+    """One cell: what `setting` asks for. Raises UserError if its workload or trace cannot be read."""
     return CellSuite(
         name="gpus",
         title="GPUs for 99 % of first tokens and 90 % of tokens on time",
         aim=Aim.GPUS,
-        contenders=(
-            _contender(OURS),
-            *(
-                _contender(policy, f"{policy} {text}", prefill_share=share)
-                for policy in apart
-                for text, share in _PREFILL_SHARES.items()
-            ),
-            *(_contender(name) for name in _MARKETS if name not in apart),
-        ),
+        contenders=(ours(), *rivals()),
         cells=(Cell(name=name, setting=setting, start=max(models_of(setting) // 4, 1)),),
         tiny=tiny,
     )
+
+
+def untuned(suite: CellSuite) -> CellSuite:
+    """With every contender as it is; where prefill is apart, with several shares of it."""
+    contenders = []
+    for each in suite.contenders:
+        if each.policy in APART:
+            shares = {text: Knob("prefill_share", (share,), share) for text, share in _PREFILL_SHARES.items()}
+            contenders += [replace(each, name=f"{each.name} {text}", knobs=(knob,)) for text, knob in shares.items()]
+        else:
+            contenders.append(replace(each, knobs=()))
+    return replace(suite, contenders=tuple(contenders))
 
 
 CELL_SUITES: dict[str, Callable[..., CellSuite]] = {"cells": cells, "cells-links": cells_links}

@@ -11,11 +11,13 @@ import httpx
 import msgspec
 import pytest
 
+from aegis.admin_client import AdminClient
 from aegis.core.decision import Decision
 from aegis.core.role import Role
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
+from bench.fidelity.suite import INITIALISATIONS, initialised
 from tests.live.market import MARKET
 from tests.live.server import ROOT, Server, eventually
 
@@ -81,6 +83,13 @@ def test_the_node_is_as_it_was_launched(server: Server) -> None:
     assert {model.model for model in node.models} == set(MARKET)
 
 
+def test_initialisations_are_told_by_instance(server: Server) -> None:
+    seen = AdminClient(server.url).counter(INITIALISATIONS, "instance")
+    assert seen == {"prefill-0": 1, "decode-0": 1}
+    assert initialised(seen).endswith(": decode-0 1, prefill-0 1")
+    assert AdminClient(server.url).counter("aegis:never_heard_of", "instance") == {}
+
+
 @pytest.mark.long
 def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_path: Path) -> None:
     """The costs are far from the truth, because the runs are few and tiny. The test only checks that there are some."""
@@ -103,3 +112,10 @@ def test_costs_are_learnt_and_the_same_requests_simulated(server: Server, tmp_pa
     assert result["live_switches"] > 0 and result["simulated_switches"] > 0
     assert set(result["per_model"]) <= set(MARKET)
     assert set(result["r2"]) <= set(MARKET) and set(result["estimators"]) <= set(MARKET)
+    for scores in (*result["estimators"].values(), result["estimators_of_all"]):
+        assert scores.keys() <= {"prefill", "decode", "switch"}
+        assert all(
+            set(each) == {"seen", "r2", "typical", "worst", "bias"} and each["seen"] > 0 for each in scores.values()
+        )
+    assert result["estimators_of_all"].keys() >= {"prefill", "decode"}
+    assert result["engine_initialisations"] == {"prefill-0": 1, "decode-0": 1}

@@ -238,6 +238,7 @@ def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: 
 
 def test_vllm_shares_no_model_out() -> None:
     assert "leave out tensor_parallel_size" in refusal({"engine": "vllm", "tensor_parallel_size": "2"})
+    assert "peer_loads is for instances of one" in refusal({"peer_loads": True, "tensor_parallel_size": "2"})
     assert "tensor_parallel_size" in refusal({"tensor_parallel_size": "0"}).replace("-", "_")
 
 

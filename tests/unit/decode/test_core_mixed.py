@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 
 import pytest
 
@@ -27,6 +28,7 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from aegis.sim.faults.fake_models import PAGE, make_spec
+from decode.batch_view import ANSWER_TOKENS
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, step, take
@@ -106,23 +108,29 @@ def test_policies_see_deadlines_of_the_model_shifted_by_priority() -> None:
     assert view.first_due_ns == -ttft_ns
 
 
-def test_deadlines_that_cannot_be_met_any_more_may_count_later() -> None:
-    """Priority says who comes first, and not who is late."""
+def test_views_say_what_a_batch_is_worth() -> None:
+    """Who is late counts less, and priority doubles; it says who comes first, and not who is late."""
     ttft_ns, tbt_ns = 2_000_000_000, 100_000_000
     hasty = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=Slo(ttft_ns, tbt_ns))
-    policy = Planned((1, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, later_ttfts=4.0))
+    policy = Planned((1, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, sheds=True))
     driven = decode(hasty, pages=TWO_MODELS_FIT, policy=policy)
     take(driven, 1, hasty)
     (view,) = policy.seen[-1]
     lead_ns = view.step_ns + view.switch_ns
-    assert view.relaxed_by_ns == ttft_ns + tbt_ns - lead_ns
+    assert (view.in_time_by_ns, view.worth) == (ttft_ns + tbt_ns - lead_ns, 1.0)
     driven.on(Submit(make_job(2, hasty, priority=-2)))
     (view,) = policy.seen[-1]
-    assert view.relaxed_by_ns == -ttft_ns - view.prefill_ns - view.step_ns, "the weights are on their way"
+    by_ns = -ttft_ns - view.prefill_ns - view.step_ns
+    assert (view.in_time_by_ns, view.worth) == (by_ns, 1 + 4), "the weights are on their way"
     driven.now_ns = 2 * ttft_ns
     driven.on(Submit(make_job(3, hasty)))
     (view,) = policy.seen[-1]
-    assert view.relaxed_by_ns == 3 * ttft_ns - view.prefill_ns - view.step_ns
+    assert view.first_due_ns == -ttft_ns and view.in_time_by_ns is None
+    past_ns = driven.now_ns - ttft_ns
+    late_ns = [past_ns - tbt_ns, past_ns + view.prefill_ns, past_ns + view.prefill_ns]
+    catches_up = [(ns + view.step_ns) / (tbt_ns - view.step_ns) for ns in late_ns]
+    expected = [exp(-tokens / ANSWER_TOKENS) for tokens in catches_up]
+    assert view.worth == pytest.approx(expected[0] + 4 * expected[1] + expected[2])
 
 
 @pytest.mark.parametrize("defers", [False, True])

@@ -129,6 +129,15 @@ class GreenContext:
     streams: list[Stream] = field(default_factory=list)
 
 
+_MEMORY = "model-gpu-"
+
+
+def _gpu_of(fd: int) -> int:
+    """The GPU whose memory this is, in whatever process it was made."""
+    name = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+    return int(name.partition(_MEMORY)[2].split()[0])
+
+
 class Refused(Exception):
     def __init__(self, code: CUresult) -> None:
         self.code = code
@@ -151,6 +160,7 @@ class Handle:
 class Mapping:
     start: int
     stop: int
+    gpu: int  # whose memory it is
     access: bool = False
 
 
@@ -222,7 +232,8 @@ def call(*, context: bool = False) -> Callable[[Any], Any]:
 
 
 class DriverModel:
-    """One process's driver. `capacity_bytes` is what cuMemCreate can give; `failing` counts calls to refuse."""
+    """One process's driver. `capacity_bytes` is what cuMemCreate can give; `failing` counts calls to refuse. There are
+    `gpus`, of which this process uses one, `uses`, and `unreachable` are those without a link to it."""
 
     CUresult = CUresult
     CUmemAllocationProp = CUmemAllocationProp
@@ -256,6 +267,8 @@ class DriverModel:
         self.green_contexts: set[GreenContext] = set()
         self.attributes: dict[CUdevice_attribute, int] = {}
         self.sms = SmResource(132)
+        self.gpus, self.uses = 1, 0
+        self.unreachable: set[int] = set()
         self.failing: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.copied: list[int] = []
@@ -274,8 +287,14 @@ class DriverModel:
 
     @call()
     def cuDeviceGet(self, ordinal: int) -> int:
-        demand(ordinal == 0, CUresult.CUDA_ERROR_INVALID_DEVICE)
-        return 7
+        demand(0 <= ordinal < self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return 7 + ordinal
+
+    @call()
+    def cuDeviceCanAccessPeer(self, device: int, peer: int) -> int:
+        demand(device == 7 + self.uses and device != peer, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        demand(7 <= peer < 7 + self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return int(peer - 7 not in self.unreachable)
 
     @call()
     def cuDeviceGetAttribute(self, attribute: CUdevice_attribute, device: int) -> int:
@@ -284,13 +303,13 @@ class DriverModel:
 
     @call()
     def cuDevicePrimaryCtxRetain(self, device: int) -> str:
-        demand(device == 7, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        demand(device == 7 + self.uses, CUresult.CUDA_ERROR_INVALID_DEVICE)
         self.retained += 1
         return "primary"
 
     @call()
     def cuDevicePrimaryCtxRelease(self, device: int) -> None:
-        demand(device == 7 and self.retained, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        demand(device == 7 + self.uses and self.retained, CUresult.CUDA_ERROR_INVALID_DEVICE)
         self.retained -= 1
 
     @call()
@@ -302,7 +321,7 @@ class DriverModel:
 
     @call()
     def cuDeviceGetDevResource(self, device: int, kind: CUdevResourceType) -> CUdevResource:
-        demand(device == 7, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        demand(device == 7 + self.uses, CUresult.CUDA_ERROR_INVALID_DEVICE)
         demand(kind == CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
         return CUdevResource(self.sms)
 
@@ -325,7 +344,7 @@ class DriverModel:
 
     @call()
     def cuGreenCtxCreate(self, descriptor: CUdevResource, device: int, flags: CUgreenCtxCreate_flags) -> GreenContext:
-        demand(device == 7 and descriptor.taken and self.retained)
+        demand(device == 7 + self.uses and descriptor.taken and self.retained)
         demand(flags == CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
         context = GreenContext(descriptor)
         self.green_contexts.add(context)
@@ -359,7 +378,7 @@ class DriverModel:
         demand(flags == 0 and nbytes > 0 and nbytes % GRANULARITY == 0)
         demand(self.created_bytes + nbytes <= self.capacity_bytes, CUresult.CUDA_ERROR_OUT_OF_MEMORY)
         self.created_bytes += nbytes
-        fd = os.memfd_create("model-gpu", os.MFD_CLOEXEC)
+        fd = os.memfd_create(f"{_MEMORY}{self.uses}", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
         shareable = prop.requestedHandleTypes == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         handle = Handle(fd, nbytes, shareable)
@@ -419,13 +438,14 @@ class DriverModel:
         demand(not any(each.start < address + nbytes and address < each.stop for each in self.mappings.values()))
         got = _libc.mmap(address, nbytes, 0, mmap.MAP_SHARED | _FIXED, handle.fd, 0)
         demand(got == address, CUresult.CUDA_ERROR_OUT_OF_MEMORY)
-        self.mappings[address] = Mapping(address, address + nbytes)
+        self.mappings[address] = Mapping(address, address + nbytes, _gpu_of(handle.fd))
 
     @call()
     def cuMemSetAccess(self, address: int, nbytes: int, descriptors: list[CUmemAccessDesc], count: int) -> None:
-        demand(len(descriptors) == count == 1 and descriptors[0].location.id == 0)
+        demand(len(descriptors) == count == 1 and descriptors[0].location.id == self.uses)
         demand(descriptors[0].flags == CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
         whole = self._whole_mappings(address, nbytes)
+        demand(not self.unreachable & {mapping.gpu for mapping in whole}, CUresult.CUDA_ERROR_INVALID_DEVICE)
         _libc.mprotect(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE)
         for mapping in whole:
             mapping.access = True
@@ -554,7 +574,7 @@ class DriverModel:
 
     def _check_prop(self, prop: CUmemAllocationProp) -> None:
         demand(prop.type == CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED)
-        demand(prop.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE and prop.location.id == 0)
+        demand(prop.location.type == CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE and prop.location.id == self.uses)
 
     def _in_reservation(self, address: int, nbytes: int) -> bool:
         return any(base <= address and address + nbytes <= base + size for base, size in self.reserved.items())

@@ -46,6 +46,7 @@ def test_a_model_runs_on_the_engine_of_its_image(llama: Built) -> None:
     assert run.ids == llama.greedy(run.prompt, 7)
     engines.detach(llama.spec.model)
     engines.detach(ModelId("never attached"))
+    assert engines.initialisations == 1, "attaching and running a model takes none"
 
 
 def test_an_engine_that_is_not_installed_costs_its_models_alone(llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +61,7 @@ def test_an_engine_that_is_not_installed_costs_its_models_alone(llama: Built, mo
     engines.attach(llama.spec, llama.base)
     run = begin(engines, arena, llama, 1, [3, 5, 7], room=4)
     assert run.ids == llama.greedy(run.prompt, 1)
+    assert engines.initialisations == 1, "one that fails does not count"
 
 
 def test_an_instance_whose_engine_is_not_installed_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

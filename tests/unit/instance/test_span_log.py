@@ -76,7 +76,13 @@ def test_a_run_tells_for_how_long_it_had_a_processor() -> None:
 def test_a_switch_ends_now_and_lasted_as_long_as_its_phases() -> None:
     log = SpanLog(ME, _Clock())
     log.switched(SwitchDone(MODEL, prefetched=False, make_room_ns=10, copy_ns=200, kv_ns=3, nbytes=77))
-    assert told(log) == (Span(ME, SpanKind.SWITCH, MODEL, 787, 1_000, nbytes=77),)
+    assert told(log) == (Span(ME, SpanKind.SWITCH, MODEL, 787, 1_000, nbytes=77, copy_ns=200),)
+
+
+def test_a_switch_to_a_model_on_its_way_does_not_tell_how_long_a_load_takes() -> None:
+    log = SpanLog(ME, _Clock())
+    log.switched(SwitchDone(MODEL, prefetched=True, make_room_ns=0, copy_ns=200, kv_ns=3, nbytes=77))
+    assert told(log) == (Span(ME, SpanKind.SWITCH, MODEL, 797, 1_000, nbytes=77),)
 
 
 def test_copies_are_spans_of_their_kind_and_wipes_are_none() -> None:

@@ -30,7 +30,7 @@ def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
 def test_a_line_is_a_value(tmp_path: Path) -> None:
     write(tmp_path / "s", SPANS)
     first, *_ = (tmp_path / "s").read_text().splitlines()
-    assert first == '["decode-0","decode","a",1000000,2000000,3,0,0,0,0,0,0,1000,[],0,0]'
+    assert first == '["decode-0","decode","a",1000000,2000000,3,0,0,0,0,0,0,1000,[],0,0,0]'
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import yaml
 
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
@@ -18,6 +19,7 @@ from aegis.sim.step_costs import StepCosts
 from aegis.telemetry.spans import SpanKind
 from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
+from bench.calibration.suite import written
 from bench.workloads.spec import parse
 
 NAMES = tuple(ModelId(f"m{n:03}") for n in range(4))
@@ -38,7 +40,7 @@ def machine(contention: int) -> GpuSpec:
 
 
 @cache
-def outcome(contention: int, workload: str = WORKLOAD) -> Outcome:
+def outcome(contention: int, workload: str = WORKLOAD, noise: float = 0.0) -> Outcome:
     """A prefill and a decode instance on one device, with memory for all the models."""
     pool = Pool(
         recipe=recipe("aegaeon"),
@@ -49,6 +51,7 @@ def outcome(contention: int, workload: str = WORKLOAD) -> Outcome:
         devices=1,
         slab_bytes=64 << 20,
         keep_spans=True,
+        noise=noise,
     )
     arrivals = parse(workload, 1)
     return simulate(pool, [SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
@@ -64,6 +67,14 @@ def test_steps_and_contention(contention: int, workload: str) -> None:
         assert fits[name].decode[3] == pytest.approx(6e5, abs=1e5)  # 2 % of a step
         assert fits[name].prefill == pytest.approx((5e6, 4e4, 20), rel=0.05)
         assert min(fits[name].decode_quality.r2, fits[name].prefill_quality.r2) > 0.99
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_noise(noise: float) -> None:
+    seen = outcome(0, noise=noise)
+    _, fits = fit_steps(seen.spans)
+    content = yaml.safe_load(written(0, fits, measure_rates(seen.spans, seen.records)))
+    assert content.get("noise", 0.0) == pytest.approx(noise, rel=0.2, abs=0.01)
 
 
 def test_rates() -> None:

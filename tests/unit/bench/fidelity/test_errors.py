@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.telemetry.records import Record
@@ -41,3 +42,14 @@ def test_a_request_that_failed_is_left_out_on_both_sides() -> None:
     live = [record(0, "a", 10, 100), record(1, "a", 10, 100, ended="failed")]
     whole, _ = compare(live, [record(0, "a", 20, 200), record(1, "a", 10, 100)])
     assert (whole.requests, whole.e2e_mean_error) == (1, pytest.approx(1.0))
+
+
+def test_tokens_on_time_are_shares_of_all_that_were_asked_for() -> None:
+    def answered(number: int, on_time: int, ended: str = "finished") -> Record:
+        return replace(record(number, "a", 10, 100, ended=ended), output_tokens=10, on_time=on_time)
+
+    live = [answered(0, 10), answered(1, 5), answered(2, 0, "failed")]
+    whole, per_model = compare(live, [answered(0, 10), answered(1, 8), answered(2, 3)])
+    assert (whole.requests, whole.live_on_time, whole.sim_on_time) == (2, 0.5, 0.7)
+    assert whole.on_time_error == pytest.approx(0.2)
+    assert per_model[ModelId("a")] == whole

@@ -9,6 +9,8 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
+from bench.plan.load_curve import LoadCurve
+from bench.plan.load_table import load_sentence
 from bench.plan.search import Plan, PlanSettings, most_kv_bytes, plan
 from bench.plan.suite import memory, run, sentence, settings_of
 from bench.simulate.cells.search import TTFT_GOAL
@@ -17,8 +19,8 @@ from bench.simulate.sweep import GOAL
 from tests.unit.bench.simulate.outcomes import record
 
 NOTHING: dict[str, Any] = dict.fromkeys(
-    ("workload", "trace", "models", "gpu", "slo", "policy", "most", "costs", "link", "seeds", "jobs", "json")
-) | {"seed": 0}
+    ("workload", "trace", "models", "gpu", "slo", "policy", "most", "costs", "link", "seeds", "jobs", "json", "plot")
+) | {"seed": 0, "loads": "none"}
 WORKLOAD = "poisson:models=4,rps=0.2,duration=20"
 
 
@@ -94,6 +96,9 @@ def test_kv_is_counted_from_the_first_token_to_the_last() -> None:
         ({"workload": "poisson:models=1,rps=0.2,duration=10"}, "no request with seed 0"),
         ({"trace": Path("away.csv")}, "away.csv: No such file"),
         ({"workload": WORKLOAD, "json": Path("away/plan.json")}, "away is no directory"),
+        ({"workload": WORKLOAD, "loads": "much"}, "--loads much: expected numbers"),
+        ({"workload": WORKLOAD, "plot": Path("plan.pdf")}, "--plot plan.pdf: should end in .png or .svg"),
+        ({"workload": WORKLOAD, "plot": Path("plan.png")}, "--plot draws what --loads names"),
     ],
 )
 def test_mistakes_cost_a_line(given: dict[str, Any], line: str) -> None:
@@ -113,3 +118,19 @@ def test_the_answer_comes_first_and_all_of_it_is_written(tmp_path: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(sentence(held)[:60])
     assert any(line.startswith("dedicated") for line in lines)
+    assert not any("the traffic" in line for line in lines)
+    assert msgspec.json.decode(file.read_bytes())["more_traffic"] is None
+
+
+def test_more_traffic_is_told_after_the_answer_written_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"json": tmp_path / "plan.json", "plot": tmp_path / "plan.svg"}
+    run(NOTHING | files | {"workload": WORKLOAD, "gpu": "h100", "seeds": 1, "jobs": 1, "loads": "1,2"})
+    held = msgspec.json.decode(files["json"].read_bytes())
+    curve = msgspec.convert(held["more_traffic"], LoadCurve)
+    assert [point.load for point in curve.ours.points] == [1.0, 2.0]
+    out = capsys.readouterr().out
+    assert out.index("Host memory of") < out.index(load_sentence(curve, "h100")[:60])
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["1", "2"]
+    assert files["plot"].read_bytes().startswith(b"<?xml")

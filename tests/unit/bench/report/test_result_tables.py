@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from bench.common.provenance import digest
-from bench.report.result_tables import SUITES, cells, crossings, files, goodput, results
+from bench.report.result_tables import SUITES, cells, crossings, files, goodput, overload, results
 from bench.simulate.cells.figures import CellFigures, ContenderFigures
 from bench.simulate.cells.search import SearchResult
+from bench.simulate.overload.figures import LoadFigures, Measured, OverloadCell
 from bench.simulate.sweep import Crossing
+from bench.simulate.tuning import Tuned
 
 DECODE: dict[str, Any] = {
     "checkpoint": "tiny",
@@ -135,6 +137,38 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
         "| 0.5rps/slo1/ix2 | 163 |  |  |  |  | 202 |",
     ]
     assert "; on lanes: 2025-06-01, X, 2 cores, commit 1234567" in lines[0]
+
+
+def test_what_a_rival_is_tuned_to_is_beside_it(tmp_path: Path) -> None:
+    parameters: dict[str, int | float] = {"prefill_share": 0.1875, "max_batch": 128}
+    tuned = SearchResult(0, Crossing(at=96), (), Tuned(parameters, ()))
+    rival = ContenderFigures("aegaeon", Crossing(at=96), [tuned])
+    cell = CellFigures("0.1rps/slo1/ix2", {"mixed": 16}, [rival], "aegaeon", None)
+    content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins([cell])}
+    (tmp_path / "cells.json").write_text(json.dumps(content))
+    assert "| 96 | `aegaeon` (3+13, batches of 128) |" in cells(tmp_path)
+
+
+def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> None:
+    assert overload(tmp_path).startswith("Nothing has been measured yet")
+    ours, theirs = (LoadFigures(9, 0, share, 1000 * share, 1.0, 5.0, 9.0, 70, 0.5, 600.0) for share in (0.75, 0.5))
+    measured = [
+        Measured("least-slack", False, ours),
+        Measured("aegaeon", True, theirs, Tuned({"prefill_share": 0.25, "q_max_s": 8}, ())),
+    ]
+    found = [
+        OverloadCell("arena/2gpus", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 0.8),
+        OverloadCell("arena/3gpus", {"mixed": 3}, 600, measured[:1], None, None, None),
+    ]
+    content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "overload.json").write_text(json.dumps(content))
+    lines = overload(tmp_path).splitlines()
+    assert lines[0] == "**On time** (2025-06-01, X, 2 cores, commit 1234567; code changed since)"
+    assert lines[4:6] == [
+        "| arena/2gpus | 75.0 | 750 | 50.0 | `aegaeon` (4+12, Q_MAX 8 s) | 1.50 | 0.80 | 70 | 50 |",
+        "| arena/3gpus | 75.0 | 750 |  |  |  |  | 70 | 50 |",
+    ]
+    assert lines[-1] == "all told"
 
 
 def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:

@@ -80,6 +80,17 @@ def test_models_that_costs_say_nothing_of_are_named(simulate: Any, tmp_path: Pat
     assert err == f"aegis: --costs {costs}: has costs of bakery, but of no model here: m000, m001, m002 and 1 more\n"
 
 
+def test_noise_is_what_is_said_or_what_was_measured(simulate: Any, tmp_path: Path) -> None:
+    json, costs = tmp_path / "out.json", tmp_path / "costs.yaml"
+    costs.write_text("noise: 0.07\ncosts: {qwen2.5-7b: {decode_ms: {step: 8}}, yi-1.5-9b: {decode_ms: {step: 9}}}")
+    found = []
+    for words in ((), ("--noise", 0.1), ("--noise", "measured", "--costs", costs)):
+        simulate("--workload", SMALL, "--json", json, *words)
+        found.append(msgspec.json.decode(json.read_bytes()))
+    assert [each["setting"].get("noise") for each in found] == [None, 0.1, 0.07]
+    assert found[0]["curves"] != found[1]["curves"]
+
+
 def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tmp_path: Path) -> None:
     json = tmp_path / "out.json"
     for words, mixed in ((("--prefill", 2, "--decode", 3), 5), (("--mixed", 7, "--prefill", 2), 7), ((), 16)):
@@ -195,7 +206,18 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
         (["--workload", SMALL, "--roles", "fixed", "--mixed", "2"], "--mixed 2: least-slack keeps the two apart"),
         (["--workload", SMALL, "--roles", "both"], "--roles: should be 'auto' or 'fixed', not 'both'"),
         (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
-        (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links and gpus"),
+        (
+            ["--workload", SMALL, "--noise", "much"],
+            "--noise much: should be a share from 0 to 1, like 0.05, or measured",
+        ),
+        (["--workload", SMALL, "--noise", "nan"], "--noise nan: should be a share from 0 to 1"),
+        (["--workload", SMALL, "--noise", "measured"], "--noise measured: needs --costs of a file"),
+        (["--suite", "cells", "--noise", "0.1"], "--noise is not of --suite cells, which sets it itself"),
+        (["--suite", "fig11a", "--noise", "0.1"], "--noise is not of a --suite"),
+        (["--workload", SMALL, "--again"], "--again is of --suite cells, cells-links, gpus and overload"),
+        (["--suite", "overload", "--slo", "ttft=5"], "--slo is not of --suite overload, which sets it itself"),
+        (["--suite", "overload", "--seeds", "2"], "--seeds is not of --suite overload, which sets it itself"),
+        (["--suite", "overload", "--trace-dir", "/nowhere"], "--trace-dir /nowhere: has none of servegen_market"),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(simulate: Any, arguments: list[str], line: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.views import BatchView, RoundPolicy, Turn
 from decode.policies.decode_first import DecodeFirst
@@ -65,6 +67,24 @@ def test_as_published_prefills_go_before_the_batch_that_decodes() -> None:
 def test_groups_go_by_deadline() -> None:
     batches = (batch(1), batch(2, waiting=1, due_ms=30), batch(3, waiting=1, due_ms=20))
     assert order(Qlm(), *batches) == [3, 2, 1]
+
+
+def test_a_group_is_swapped_out_just_in_time_for_a_first_token() -> None:
+    """A switch of 500 and a prefill of 100 ms have to end at 700 ms, and the running group's step takes 10."""
+    running = replace(batch(1, active=True), turn_ns=5)
+    batches = (running, batch(2, waiting=1, due_ms=700), batch(3, waiting=1, due_ms=2000))
+    assert Qlm().plan(batches, 0) == [Turn(1, 90 * _MS), Turn(2, None), Turn(3, None)]
+    assert Qlm().plan(batches, 90 * _MS) == [Turn(2, None), Turn(3, None), Turn(1, None)]
+    assert Qlm().plan(batches[:2], 101 * _MS)[0] == Turn(1, None), "it is late whatever is done"
+    assert Qlm().plan(batches, 101 * _MS)[0] == Turn(1, (1390 - 101) * _MS), "and the next one can wait"
+    assert Qlm(preempts=False).plan(batches, 90 * _MS)[0] == Turn(1, None)
+
+
+def test_nothing_is_swapped_out_for_its_own_model_and_who_was_goes_on_by_its_next_token() -> None:
+    running, own = replace(batch(1), turn_ns=5), replace(batch(2, waiting=1, due_ms=700), model=ModelId("m1"))
+    assert Qlm().plan([running, own], 90 * _MS)[0] == Turn(1, None)
+    swapped, waiting = replace(batch(1), due_ns=20 * _MS), batch(2, waiting=1, due_ms=30)
+    assert order(Qlm(), waiting, swapped) == [1, 2]
 
 
 def test_multiplexed_models_take_short_turns_prefills_first() -> None:

@@ -191,6 +191,7 @@ def test_both_engines_serve_in_one_process(llama: Built, tmp_path: Path) -> None
         assert [run.ids for run in runs[model.spec.model]] == [
             model.greedy(run.prompt, 20) for run in runs[model.spec.model]
         ]
+    assert engine.initialisations == 2
     engine.detach(llama.spec.model)
 
 

@@ -1,5 +1,6 @@
 """Searches for the most models and the fewest GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.model import Slo
-from bench.simulate.cells.search import Aim, Search, boundary
+from bench.simulate.cells import search as search_module
+from bench.simulate.cells.search import Aim, Search, boundary, end_of
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import GOAL, Crossing
+from bench.simulate.tuning import Knob, Tuned
 
 STEP = 2
 
@@ -78,3 +81,42 @@ def test_where_prefill_is_apart_one_gpu_is_not_enough() -> None:
     found = search(Aim.GPUS, setting, start=1, width=1, step=1, limit=4).found()
     assert found.at == Crossing(at=2)
     assert [probe.attainment for probe in found.probes] == [0, 1]
+
+
+CROWD = Setting(policy="serverlessllm", workload="poisson:rps=0.4,duration=40", mixed=1)
+
+
+def test_who_is_tuned_serves_more_and_what_was_tried_is_kept() -> None:
+    knob = Knob("max_batch", (1, 8, 64), 1)
+    plain = search(Aim.MODELS, replace(CROWD, max_batch=1)).found()
+    found = replace(search(Aim.MODELS, CROWD), knobs=(knob,)).found()
+    assert found.tuned and found.tuned.parameters["max_batch"] > 1
+    assert end_of(found.at) > end_of(plain.at)
+    assert found.tuned.probes[0].parameters == {"max_batch": 1}
+    assert found.tuned.probes[0].at in {probe.at for probe in plain.probes} | {4, 6, 8}
+    assert found.tuned.probes[0].attainment < 1 <= max(probe.attainment for probe in found.tuned.probes)
+
+
+def test_another_seed_has_the_same_parameters_and_nothing_is_tuned_again() -> None:
+    given = replace(search(Aim.MODELS, CROWD), knobs=(Knob("max_batch", (1, 64), 64),), parameters={"max_batch": 1})
+    found = given.found()
+    assert found.tuned == Tuned({"max_batch": 1}, ())
+    assert found.at == search(Aim.MODELS, replace(CROWD, max_batch=1)).found().at
+
+
+def test_nobody_loses_by_being_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where knobs are turned, worse ones may look better."""
+    monkeypatch.setattr(search_module, "climb", lambda knobs, score, start: Tuned({"max_batch": 1}, ()))
+    plain = search(Aim.MODELS, CROWD).found()
+    found = replace(search(Aim.MODELS, CROWD), knobs=(Knob("max_batch", (1, 64), 64),)).found()
+    assert found.at == plain.at and found.tuned == Tuned({"max_batch": 64}, ())
+
+
+def test_the_split_that_needs_the_fewest_gpus_is_found() -> None:
+    setting = Setting(policy="aegaeon", workload="poisson:models=6,rps=0.5,duration=40", slo=Slo(ttft_ns=2 * 10**9))
+    wide = Knob("prefill_share", (0.125, 0.25, 0.375, 0.5, 0.75), 0.75)
+    plain = search(Aim.GPUS, replace(setting), start=3, width=1, step=1, limit=12)
+    untuned = replace(plain, knobs=(Knob("prefill_share", (0.75,), 0.75),)).found()
+    found = replace(plain, knobs=(wide,)).found()
+    assert found.tuned and found.tuned.parameters["prefill_share"] < 0.75
+    assert found.at.at and untuned.at.at and found.at.at < untuned.at.at

@@ -12,7 +12,8 @@ from bench.common import provenance
 from bench.simulate.cells.figures import Key, cell_figures, summary
 from bench.simulate.cells.run import Choice, run
 from bench.simulate.cells.search import SearchResult
-from bench.simulate.cells.suites import CELL_SUITES, OURS, CellSuite, cells, cells_links, gpus
+from bench.simulate.cells.suites import CELL_SUITES, CellSuite, cells, cells_links, gpus, untuned
+from bench.simulate.contenders import OURS
 from bench.simulate.setting import Setting, pool_of
 from bench.simulate.sweep import Crossing
 
@@ -49,14 +50,20 @@ def test_all_policies_contend_ours_on_fixed_instances_too_and_oracles_are_no_riv
     for each in (suite, gpus(setting, "trace")):
         markets = {name for name, known in RECIPES.items() if not known.one_model}
         assert {contender.policy for contender in each.contenders} == markets
-        for contender in each.contenders:
-            assert contender.rival == (contender.policy != OURS and "oracle" not in contender.policy)
+        assert {contender.name for contender in each.contenders if contender.rival} == {
+            name for name in markets - {OURS} if "oracle" not in name
+        }
     searches = {each.name: suite.search(suite.cells[0], each, 0, None).setting for each in suite.contenders}
     pools = {name: pool_of(replace(setting, workload=WORKLOAD)) for name, setting in searches.items()}
     assert (pools[OURS].mixed, pools[OURS].prefills, pools[OURS].decodes) == (16, 0, 0)
     fixed = pools[f"{OURS} 6+10"]
     assert (fixed.mixed, fixed.prefills, fixed.decodes) == (0, 6, 10)
     assert len(fixed.instances()) == 16
+    splits = {"6+10": (6, 10), "4+12": (4, 12), "3+13": (3, 13)}
+    for policy in (OURS, "aegaeon"):
+        assert {
+            text: (pools[f"{policy} {text}"].prefills, pools[f"{policy} {text}"].decodes) for text in splits
+        } == splits
 
 
 def test_a_search_begins_where_another_seed_ended() -> None:
@@ -111,13 +118,13 @@ def test_what_goes_on_from_older_figures_keeps_the_head_of_those(
     assert msgspec.json.decode(again)["measured"]["code"] == provenance.digest("cells")
 
 
-def test_gpus_are_searched_for_a_workload_with_several_splits(tmp_path: Path) -> None:
+def test_gpus_are_searched_for_a_workload_with_rivals_tuned(tmp_path: Path) -> None:
     suite = gpus(Setting(policy="", workload=WORKLOAD), "small", tiny=True)
     result = msgspec.json.decode(written(suite, tmp_path, Choice(seeds=(0,), policies=("aegaeon", "serverlessllm")))[0])
     [cell] = result["cells"]
-    names = ["aegaeon 1/8", "aegaeon 1/4", "aegaeon 3/8", "serverlessllm"]
-    assert [each["contender"] for each in cell["contenders"]] == names
-    assert [each["median"] for each in cell["contenders"]] == [{"at": 2.0}] * 3 + [{"at": 1.0}]
+    assert [each["contender"] for each in cell["contenders"]] == ["aegaeon", "serverlessllm"]
+    assert [each["median"] for each in cell["contenders"]] == [{"at": 2.0}, {"at": 1.0}]
+    assert all(each["found"][0]["tuned"]["parameters"] for each in cell["contenders"])
     assert (cell["best_rival"], cell["ratio"]) == ("serverlessllm", None)
 
 
@@ -173,11 +180,46 @@ def test_fewer_gpus_are_better_and_who_never_gets_there_is_no_rival() -> None:
     medians = {
         OURS: Crossing(at=5),
         "qlm": Crossing(above=4),
-        "aegaeon 1/8": Crossing(at=10),
+        "aegaeon": Crossing(at=10),
         "dedicated": Crossing(at=20),
     }
     figures = cell_figures(suite, "trace", {}, known("trace", medians))
-    assert (figures.best_rival, figures.ratio) == ("aegaeon 1/8", 2.0)
+    assert (figures.best_rival, figures.ratio) == ("aegaeon", 2.0)
+
+
+def test_on_a_split_ours_is_compared_with_aegaeon_there() -> None:
+    suite, name = cells(), cells().cells[0].name
+    medians = {OURS: Crossing(at=60), f"{OURS} 6+10": Crossing(at=44), "aegaeon 6+10": Crossing(at=40)}
+    medians |= {f"{OURS} 3+13": Crossing(at=45), "aegaeon 3+13": Crossing(at=50), "aegaeon 4+12": Crossing(at=70)}
+    figures = cell_figures(suite, name, {}, known(name, medians))
+    assert figures.on_splits == {"6+10": 1.1, "3+13": 0.9}
+    assert figures.best_rival is None, "what is given a split is no rival"
+    more = cell_figures(suite, name, {}, known(name, medians | {"qlm": Crossing(at=30)}))
+    assert summary([more]).endswith("; at least aegaeon on the same split in 1 of 2, 0.90 times it or more")
+
+
+def test_what_is_untuned_in_a_file_is_refused_or_searched_again(tmp_path: Path) -> None:
+    suite, only = cells(tiny=True), ("0.1rps/slo1/sharegpt",)
+    choice = Choice(seeds=(0, 1), policies=("serverlessllm",), only=only)
+    result = msgspec.json.decode(written(suite, tmp_path, choice)[0])
+    [contender] = result["cells"][0]["contenders"]
+    first, second = (found["tuned"] for found in contender["found"])
+    assert first["parameters"] == second["parameters"] == {"max_batch": 64} and not second["probes"]
+    del contender["found"][0]["tuned"]
+    (tmp_path / "cells.json").write_bytes(msgspec.json.encode(result))
+    with pytest.raises(UserError, match=r"serverlessllm was not tuned there in 0.1rps/slo1/sharegpt; name another"):
+        written(suite, tmp_path, choice)
+    again = msgspec.json.decode(written(suite, tmp_path, replace(choice, again=True))[0])
+    assert all("tuned" in found for found in again["cells"][0]["contenders"][0]["found"])
+
+
+def test_untuned_contenders_have_several_splits() -> None:
+    suite = untuned(gpus(Setting(policy="", workload=WORKLOAD), "trace"))
+    names = [each.name for each in suite.contenders]
+    assert names[:4] == [OURS, "aegaeon 1/8", "aegaeon 1/4", "aegaeon 3/8"] and "qlm" in names
+    search = suite.search(suite.cells[0], suite.contenders[1], 0, None)
+    assert (search.placed(16).prefill, search.placed(16).decode) == (2, 14)
+    assert search.found().tuned is None
 
 
 def test_the_median_is_one_of_those_found() -> None:
@@ -187,3 +229,11 @@ def test_the_median_is_one_of_those_found() -> None:
     }
     [qlm] = cell_figures(suite, name, {}, answers).contenders
     assert (qlm.median, [found.seed for found in qlm.found]) == (Crossing(at=8.0), [0, 1, 2])
+
+
+def test_rivals_are_all_other_policies_that_know_no_more() -> None:
+    suite = gpus(Setting(policy="", workload=WORKLOAD), "a")
+    of_ours, of_aegaeon = ({each.policy for each in suite.rivals_of(policy)} for policy in (OURS, "aegaeon"))
+    assert of_ours == {each.policy for each in suite.contenders if each.rival}
+    assert of_aegaeon == (of_ours | {OURS}) - {"aegaeon"}
+    assert not any("oracle" in policy for policy in of_ours | of_aegaeon)

@@ -1,0 +1,62 @@
+"""The batches that are kept on time where not all can be: those that make the most tokens on time per second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aegis.core.views import BatchView
+from decode.slack import begin_by_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Shedding:
+    """When each batch counts as having to begin, by number, and the batches that are not `kept` on time."""
+
+    by_ns: dict[int, int]
+    shed: frozenset[int]
+
+
+def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -> Shedding:
+    """To be on time a batch needs a step in every TBT, the change to it in every quantum, and its prefills in every
+    TTFT. `1 - shed_share` of the time is given to batches in the order of their tokens on time per second of it, the
+    densest in any case; the others are shed.
+
+    A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
+    that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
+    batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth.
+    """
+    densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
+    densest.sort(key=_density, reverse=True)
+    room, shed = 1 - shed_share, set()
+    for at, (needs, batch) in enumerate(densest):
+        if needs > room and at:
+            shed.add(batch.batch)
+        else:
+            room -= needs
+    put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
+    return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, frozenset(shed))
+
+
+def _by_ns(batch: BatchView, put_off_ns: int, *, kept: bool) -> int:
+    deadline_ns, in_time_ns = begin_by_ns(batch), batch.in_time_by_ns
+    had_ns = batch.ran_ns if batch.ran_ns >= 0 else deadline_ns
+    last_ns = max(had_ns + put_off_ns, deadline_ns)
+    if not kept:
+        return last_ns
+    return max(had_ns, deadline_ns) if in_time_ns is None else min(in_time_ns, last_ns)
+
+
+def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:
+    """The longest time between two turns of one of so many batches that are shed."""
+    return round(shed * quantum_ns / shed_share)
+
+
+def _needs(batch: BatchView, quantum_ns: int) -> float:
+    """The share of the time with which the batch is on time."""
+    return batch.step_ns / batch.tbt_ns * (1 + batch.change_ns / quantum_ns) + batch.prefill_ns / batch.ttft_ns
+
+
+def _density(needing: tuple[float, BatchView]) -> float:
+    needs, batch = needing
+    return batch.worth / (batch.tbt_ns * needs)

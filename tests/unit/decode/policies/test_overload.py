@@ -1,0 +1,124 @@
+"""Which batches are kept on time where not all can be, and for how long the others are put off."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aegis.core.ids import ModelId
+from aegis.core.views import BatchView
+from decode.policies.overload import shed_for_ns, shedding
+
+_MS = 1_000_000
+_S = 1_000 * _MS
+QUANTUM_NS = _S
+SHARE = 0.1
+
+
+def batch(
+    number: int,
+    *,
+    due_ms: int = 500,
+    in_time_ms: int | None = 400,
+    worth: float = 1.0,
+    step_ms: int = 10,
+    change_ms: int = 0,
+    prefill_ms: int = 0,
+    ran_ms: int = -1,
+) -> BatchView:
+    """Due every 100 ms, and with a first token within 10 s."""
+    return BatchView(
+        number,
+        ModelId(f"m{number}"),
+        step_ms * _MS,
+        100 * _MS,
+        0,
+        change_ms * _MS,
+        prefill_ns=prefill_ms * _MS,
+        ran_ns=ran_ms * _MS if ran_ms >= 0 else -1,
+        due_ns=due_ms * _MS,
+        ttft_ns=10 * _S,
+        resident=True,
+        active=True,
+        in_time_by_ns=None if in_time_ms is None else in_time_ms * _MS,
+        worth=worth,
+    )
+
+
+def shed(*batches: BatchView) -> set[int]:
+    return set(shedding(batches, QUANTUM_NS, SHARE).shed)
+
+
+def test_nobody_is_shed_while_there_is_time_for_all() -> None:
+    assert shed(*(batch(number, step_ms=30) for number in range(3))) == set()
+    assert len(shed(*(batch(number, step_ms=31) for number in range(3)))) == 1
+
+
+@pytest.mark.parametrize(
+    "costly",
+    [
+        batch(1, step_ms=50),
+        batch(1, worth=0.9, step_ms=44),
+        batch(1, change_ms=200, step_ms=44),
+        batch(1, prefill_ms=1000, step_ms=44),
+    ],
+)
+def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) -> None:
+    """Steps, changes and prefills take time."""
+    assert shed(costly, *(batch(number, step_ms=44) for number in (2, 3))) == {1}
+    assert shed(batch(1, worth=2, step_ms=80), batch(2, step_ms=45)) == {2}
+
+
+def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
+    assert shed(batch(1, step_ms=60, worth=9), batch(2, step_ms=50, worth=2), batch(3, step_ms=30)) == {2}
+    assert shed(batch(1, step_ms=300), batch(2, step_ms=400)) == {2}, "no step is as short as its TBT"
+
+
+def test_who_is_kept_counts_by_the_first_token_that_can_be_on_time() -> None:
+    """Unless nobody is shed: then there is time for the late ones, too."""
+    late, beside = batch(2, due_ms=-500, in_time_ms=None), batch(3, due_ms=-500, in_time_ms=700)
+    by_ns = shedding([batch(1), late, beside], QUANTUM_NS, SHARE).by_ns
+    assert by_ns == {1: 400 * _MS, 2: -510 * _MS, 3: -510 * _MS}
+    by_ns = shedding([batch(1), late, beside, batch(4, step_ms=80)], QUANTUM_NS, SHARE).by_ns
+    assert (by_ns[1], by_ns[2], by_ns[3]) == (400 * _MS, -510 * _MS, 700 * _MS)
+
+
+def test_of_batches_that_are_late_as_a_whole_the_last_to_have_had_a_turn_comes_last() -> None:
+    late = [batch(number, due_ms=-5000, in_time_ms=None, ran_ms=1000 * number) for number in (1, 2)]
+    by_ns = shedding(late, QUANTUM_NS, SHARE).by_ns
+    assert by_ns[1] < by_ns[2]
+
+
+def test_who_is_shed_counts_by_its_last_turn_or_its_deadline() -> None:
+    hot = batch(1, step_ms=80, worth=9)
+    put_off_ns = shed_for_ns(2, QUANTUM_NS, SHARE)
+    assert put_off_ns == 20 * _S, "so that turns of a quantum take a tenth of the time"
+    found = shedding([hot, batch(2, step_ms=50), batch(3, step_ms=50, ran_ms=7000)], QUANTUM_NS, SHARE)
+    assert found.shed == {2, 3}
+    assert (found.by_ns[2], found.by_ns[3]) == (450 * _MS + put_off_ns, 7 * _S + put_off_ns)
+
+
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.integers(-100_000, 20_000), st.floats(0, 64), st.integers(1, 300), st.integers(-1, 10_000), st.booleans()
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_nobody_counts_later_than_the_longest_time_after_its_turn_or_deadline(
+    drawn: list[tuple[int, float, int, int, bool]],
+) -> None:
+    batches = [
+        batch(at, due_ms=due, in_time_ms=due + 5000 if beside else None, worth=worth, step_ms=step, ran_ms=ran)
+        for at, (due, worth, step, ran, beside) in enumerate(drawn)
+    ]
+    found = shedding(batches, QUANTUM_NS, SHARE)
+    assert set(found.by_ns) == set(range(len(batches)))
+    for each in batches:
+        assert each.due_ns is not None
+        by_ns = each.due_ns - each.step_ns
+        last_ns = each.ran_ns if each.ran_ns >= 0 else by_ns
+        assert found.by_ns[each.batch] <= max(by_ns, last_ns + shed_for_ns(len(found.shed), QUANTUM_NS, SHARE))
