@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
+
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
 from tests.live.market import MARKET, Reference
-from tests.live.server import START_S, Server, launched
+from tests.live.server import START_S, Server, eventually, launched
 from tests.live.streams import Body, Stream, client_of, until
 
 MODELS = list(MARKET)[:2]
@@ -66,6 +68,24 @@ def test_a_model_leaves_a_device_that_has_no_time_for_it(
         assert "instance=mixed-1" in moves and "mixed-0's device wants" in moves
         assert all(server.metrics().total("instance_steps_total", instance=f"mixed-{n}") for n in range(2))
         server.wait_for_freed_memory()
+
+
+def test_weights_of_a_model_that_nobody_asks_for_leave_and_come_back(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path
+) -> None:
+    config = tmp_path / "aegis.yaml"
+    config.write_text("scheduling: {model_idle_s: 1.5}\n")
+    options = ["--models", str(checkpoints_dir / MODELS[0]), "--dtype", "float32", "--device-memory", "96MiB"]
+    with launched(tmp_path, cache, *options, "--mixed", "1", "--config", str(config)) as server:
+        server.wait_for_ready()
+
+        def weights() -> int:
+            return server.metrics().total("memory_device_pages_weights", instance="mixed-0")
+
+        for _ in range(2):
+            assert server.post("/v1/completions", bodies()[0] | {"max_tokens": 2}).status_code == httpx.codes.OK
+            eventually(weights, "they are there")
+            eventually(lambda: not weights(), "they leave")
 
 
 def test_a_policy_that_moves_nothing_says_so(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
