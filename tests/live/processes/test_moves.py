@@ -12,6 +12,7 @@ import pytest
 from aegis.control.client import order
 from aegis.control.messages import MoveModel, Reply
 from tests.live.ctl import ctl
+from tests.live.market import RANKS
 from tests.live.processes.moving import INSTANCES, MOVED, OTHER, Mover, check_moves
 from tests.live.server import Server, launched
 from tests.live.streams import run_all
@@ -22,7 +23,7 @@ _OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
     models = [option for model in (MOVED, OTHER) for option in ("--models", str(checkpoints_dir / model))]
-    options = [*models, *_OPTIONS, "--mixed", "2", "--proxies", "2"]
+    options = [*models, *_OPTIONS, "--mixed", "2", "--proxies", "2", "--tensor-parallel-size", str(RANKS)]
     with launched(tmp_path_factory.mktemp("moves"), cache, *options) as running:
         running.wait_for_ready()
         yield running
