@@ -93,7 +93,7 @@ class HandOvers:
 
     def ask(self, event: HandOver, sequence: Sequence | None) -> None:
         """A sequence that is not here any more has ended, or was given up, which the proxy learns of."""
-        if sequence and sequence.job.attempt == event.attempt and not sequence.leaving:
+        if sequence and sequence.job.attempt == event.attempt:
             sequence.leaving = True
             self._wanted.append(_Wanted(sequence, event.with_kv))
 

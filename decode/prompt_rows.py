@@ -59,10 +59,10 @@ class PromptRows:
     ) -> tuple[list[Sequence], list[Row]]:
         """The prompts of the next step and their rows: of the `first`, which has its blocks, or of a chunk of it, and
         of those that join it. With something `beside` it, it is whole and alone. Where KV of the `others` begins like a
-        prompt, that is not run again."""
-        self._kv.look_around(first, others)
+        prompt, that is not run again, unless something runs, which copies within the device do not wait for."""
         if beside:
             return [first], [prompt_row(first, first.cached)]
+        self._kv.look_around(first, others)
         chunk_ns = None if turn.free_until_ns is None else turn.free_until_ns - now_ns
         rows = [next_row(first, self._times.latency[turn.batch.model], self._rules, chunk_ns)]
         if self._rules.budget_tokens is not None:

@@ -318,6 +318,11 @@ class Scheduling(Section):
         description="Models move, with their running requests, from instances that have no time for them to others: "
         "docs/moves.md",
     )
+    model_idle_s: Positive | None = Field(
+        default=None,
+        description="Weights of a model that had no request for so long leave all devices; not set: when their room is "
+        "needed",
+    )
     prefill: PrefillScheduling = PrefillScheduling()
     decode: DecodeScheduling = DecodeScheduling()
 

@@ -131,7 +131,7 @@ class SetLimit(Struct, frozen=True, tag_field="do", tag="set_limit"):
     timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
 
 
-class MoveModel(Struct, frozen=True, tag_field="do", tag="move_model"):
+class MoveModel(Struct, frozen=True, tag_field="do", tag="move"):
     """The model's requests go on at this instance, and those that come go there; done when none is left elsewhere."""
 
     model: ModelName

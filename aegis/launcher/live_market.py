@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aegis.config.config import Config
 from aegis.control.bus import Bus
@@ -126,8 +127,7 @@ async def open_market(
             pool.start()
             control = NodeControl(node, near.queries, clock)
             shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
-            policy = template.placement() if config.scheduling.migrates else None
-            placing = (Placing(node, core, policy, template.hardware, clock).run(),) if policy else ()
+            placing = _placing(config, node, core, template, clock)
             try:
                 with services.bus.serving(control):
                     async with running(*shifting, *placing):
@@ -188,6 +188,17 @@ def _node(
 def _history(config: Config) -> History:
     kept = config.telemetry
     return History(spans=kept.spans, records=kept.records, decisions=kept.decisions, token_times=kept.token_times)
+
+
+def _placing(
+    config: Config, node: Node, core: Router, scheduling: SchedulingSettings, clock: Clock
+) -> tuple[Coroutine[Any, Any, None], ...]:
+    policy = scheduling.placement() if config.scheduling.migrates else None
+    idle_s = config.scheduling.model_idle_s
+    if policy is None and idle_s is None:
+        return ()
+    idle_ns = None if idle_s is None else round(idle_s * NS_PER_S)
+    return (Placing(node, core, policy, scheduling.hardware, clock, idle_ns=idle_ns).run(),)
 
 
 def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str, wires: Wires) -> InstanceSettings:

@@ -22,13 +22,23 @@ _logger = logging.getLogger(__name__)
 
 
 class Placing:
-    """`core` is that of the proxy in the node's process, which is told of the others' requests."""
+    """`core` is that of the proxy in the node's process, which is told of the others' requests. Without a policy
+    nothing moves; weights of models that were idle for `idle_ns` leave, if it is said."""
 
-    def __init__(self, node: Node, core: Router, policy: PlacementPolicy, hardware: Hardware, clock: Clock) -> None:
+    def __init__(
+        self,
+        node: Node,
+        core: Router,
+        policy: PlacementPolicy | None,
+        hardware: Hardware,
+        clock: Clock,
+        *,
+        idle_ns: int | None = None,
+    ) -> None:
         self._node = node
         self._core = core
         self._clock = clock
-        self._placement = Placement(policy, hardware)
+        self._placement = Placement(policy, hardware, idle_ns=idle_ns)
         self._moving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:

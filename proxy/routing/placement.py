@@ -9,7 +9,7 @@ held against time and costs:
     relieved of is more than the copies of weights and KV take.
 (3) One model moves at a time, and then none for `settled_ns`. Where requests only come to other instances, nothing is
     waited for.
-(4) Weights of a model that had no request for `idle_ns` leave all instances, once, if the policy says so.
+(4) Weights of a model that had no request for `idle_ns` leave all instances, once, if that is wanted.
 
 Laws: (L1) each move is answered before the next one begins; (L2) no change names an instance or a model that the last
 sample has not; (L3) under constant loads changes come to an end, if the policy's do.
@@ -27,7 +27,14 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
-from proxy.routing.placement_views import Change, InstanceView, ModelView, PlacementPolicy, PlacementView
+from proxy.routing.placement_views import (
+    Change,
+    InstanceView,
+    ModelView,
+    PlacementPolicy,
+    PlacementRules,
+    PlacementView,
+)
 from proxy.routing.pool_sample import ModelSample
 
 _PPM = 1_000_000
@@ -67,9 +74,11 @@ class _Traffic:
 class Placement:
     """The placement of one pool."""
 
-    def __init__(self, policy: PlacementPolicy, hardware: Hardware) -> None:
+    def __init__(self, policy: PlacementPolicy | None, hardware: Hardware, *, idle_ns: int | None = None) -> None:
+        """Without a policy nothing moves. Weights of idle models leave after `idle_ns`; None: as the policy has it."""
         self._policy = policy
-        self._rules = policy.rules
+        self._rules = policy.rules if policy else PlacementRules()
+        self._idle_ns = self._rules.idle_ns if idle_ns is None else idle_ns
         self._hardware = hardware
         self._window: deque[tuple[int, Mapping[ModelId, _Traffic]]] = deque()
         self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
@@ -104,7 +113,7 @@ class Placement:
         effects: list[Effect] = []
         resting = self._moving is not None or (self._settled_ns is not None and now_ns < self._settled_ns)
         moving = None
-        for change in self._policy.changes(view):
+        for change in self._policy.changes(view) if self._policy else ():
             if not change.moves and self._rules.held_ns == 0:
                 effects.append(self._settle(change))
             elif moving is None and not resting and self._pays(change, view):
@@ -140,7 +149,7 @@ class Placement:
         return change.gain_ppm * self._rules.window_ns / _PPM > costs_ns
 
     def _idle(self, view: PlacementView, now_ns: int) -> list[Effect]:
-        idle_ns = self._rules.idle_ns
+        idle_ns = self._idle_ns
         if idle_ns is None:
             return []
         evicted: list[Effect] = []

@@ -4,7 +4,9 @@ stream stands still for long, and nothing is left behind."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,20 @@ import pytest
 from aegis.control.client import order
 from aegis.control.messages import MoveModel, Reply
 from tests.live.ctl import ctl
-from tests.live.processes.moving import INSTANCES, MOVED, OTHER, Mover, check_moves
+from tests.live.market import RANKS
+from tests.live.processes.moving import (
+    INSTANCES,
+    MAX_TOKENS,
+    MOVED,
+    OTHER,
+    STREAMS,
+    Mover,
+    answers,
+    bodies,
+    check_moves,
+)
 from tests.live.server import Server, launched
-from tests.live.streams import run_all
+from tests.live.streams import Stream, run_all, until
 
 _OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "64MiB", "--debug-memory")
 
@@ -22,7 +35,7 @@ _OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path) -> Iterator[Server]:
     models = [option for model in (MOVED, OTHER) for option in ("--models", str(checkpoints_dir / model))]
-    options = [*models, *_OPTIONS, "--mixed", "2", "--proxies", "2"]
+    options = [*models, *_OPTIONS, "--mixed", "2", "--proxies", "2", "--tensor-parallel-size", str(RANKS)]
     with launched(tmp_path_factory.mktemp("moves"), cache, *options) as running:
         running.wait_for_ready()
         yield running
@@ -63,3 +76,25 @@ def test_a_model_that_is_being_moved_is_not_moved_by_another_one_meanwhile(serve
     done = asyncio.run(both())
     assert any(reply.done for reply in done)
     assert all(reply.done or "is being moved already" in reply.message for reply in done)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dies", INSTANCES)
+def test_who_dies_in_the_middle_of_a_move_costs_a_moment(server: Server, dies: str) -> None:
+    """Source or target: its requests are prefilled again."""
+    expected = answers(run_all(server.url, bodies()))
+    replies: list[Reply] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        mover = Mover(server, 0)
+        for target in reversed(INSTANCES):
+            await until(lambda: min(len(s.tokens) for s in streams[:STREAMS]) > MAX_TOKENS // 4, "streams run")
+            moving = asyncio.create_task(order(mover.address, mover.prefix, target, MoveModel(MOVED), timeout_s=60.0))
+            if target == INSTANCES[0]:
+                os.kill(server.pid_of(dies), signal.SIGKILL)
+            replies.append(await moving)
+
+    assert answers(run_all(server.url, bodies(), strike)) == expected
+    assert replies[0].done
+    server.wait_for_ready()
+    server.wait_for_freed_memory()

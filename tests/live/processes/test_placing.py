@@ -3,17 +3,19 @@ disturbed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
 from pathlib import Path
+
+import httpx
 
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
-from tests.live.market import MARKET
-from tests.live.server import START_S, Server, launched
-from tests.live.streams import Body, Stream, run_all, until
+from tests.live.market import MARKET, Reference
+from tests.live.server import START_S, Server, eventually, launched
+from tests.live.streams import Body, Stream, client_of, until
 
 MODELS = list(MARKET)[:2]
-STREAMS, TOKENS = 8, 700
+STREAMS, TOKENS = 8, 300
 _OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "64MiB", "--debug-memory", "--migrate")
 _OPTIONS += ("--mixed", "2", "--devices", "2", "--slo", "ttft=10,tbt=0.001")
 """So that a step of a model alone wants more time than a device has."""
@@ -25,38 +27,65 @@ def bodies() -> list[Body]:
     return [{"model": MODELS[n % 2], "prompt": prompt} | asked for n, prompt in enumerate(prompts)]
 
 
-def answers(streams: Sequence[Stream]) -> list[list[int]]:
-    assert [stream.error for stream in streams] == [None] * STREAMS
-    assert [len(stream.tokens) for stream in streams] == [TOKENS] * STREAMS
-    return [stream.tokens for stream in streams]
-
-
 def gather(server: Server) -> None:
     """All that comes goes to the first instance."""
     for model in MODELS:
         assert ctl(server, "move", model, "mixed-0").returncode == 0
 
 
-def test_a_model_leaves_a_device_that_has_no_time_for_it(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
+async def asked_until(server: Server, said: str) -> list[tuple[int, Stream]]:
+    """As many clients that always ask, until the server has logged that."""
+    asked: list[tuple[int, Stream]] = []
+    over = asyncio.Event()
+
+    async def ask(number: int) -> None:
+        while not over.is_set():
+            stream = Stream(bodies()[number])
+            asked.append((number, stream))
+            await stream.run(client)
+
+    async with client_of(server.url) as client, asyncio.TaskGroup() as group:
+        for number in range(STREAMS):
+            group.create_task(ask(number))
+        await until(lambda: said in server.output(), said)
+        over.set()
+    return asked
+
+
+def test_a_model_leaves_a_device_that_has_no_time_for_it(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, references: dict[str, Reference]
+) -> None:
     models = [option for model in MODELS for option in ("--models", str(checkpoints_dir / model))]
+    greedy = {body["model"]: references[body["model"]].greedy for body in bodies()}
+    expected = [greedy[b["model"]](b["prompt"], max_tokens=TOKENS, ignore_eos=True).tokens for b in bodies()]
     with launched(tmp_path, cache, *models, *_OPTIONS) as server:
         server.wait_for_ready()
-
-        async def has_moved(streams: Sequence[Stream]) -> None:
-            await until(lambda: "a model has moved" in server.output(), "a model moves")
-
         gather(server)
-        streams = run_all(server.url, bodies(), has_moved)
-        first = answers(streams)
-        (moves, done) = (
-            [line for line in server.output().splitlines() if said in line]
-            for said in ("a model moves", "a model has moved")
-        )
-        assert len(moves) == 1 and "instance=mixed-1" in moves[0] and "mixed-0's device wants" in moves[0]
-        assert f"moved={STREAMS // 2}" in done[0]
+        asked = asyncio.run(asked_until(server, "a model has moved"))
+        assert [stream.error for _, stream in asked] == [None] * len(asked)
+        assert all(stream.done and stream.tokens == expected[number] for number, stream in asked)
+        (moves,) = [line for line in server.output().splitlines() if "a model moves" in line]
+        assert "instance=mixed-1" in moves and "mixed-0's device wants" in moves
         assert all(server.metrics().total("instance_steps_total", instance=f"mixed-{n}") for n in range(2))
         server.wait_for_freed_memory()
-        assert answers(run_all(server.url, bodies())) == first
+
+
+def test_weights_of_a_model_that_nobody_asks_for_leave_and_come_back(
+    tmp_path: Path, cache: Path, checkpoints_dir: Path
+) -> None:
+    config = tmp_path / "aegis.yaml"
+    config.write_text("scheduling: {model_idle_s: 1.5}\n")
+    options = ["--models", str(checkpoints_dir / MODELS[0]), "--dtype", "float32", "--device-memory", "96MiB"]
+    with launched(tmp_path, cache, *options, "--mixed", "1", "--config", str(config)) as server:
+        server.wait_for_ready()
+
+        def weights() -> int:
+            return server.metrics().total("memory_device_pages_weights", instance="mixed-0")
+
+        for _ in range(2):
+            assert server.post("/v1/completions", bodies()[0] | {"max_tokens": 2}).status_code == httpx.codes.OK
+            eventually(weights, "they are there")
+            eventually(lambda: not weights(), "they leave")
 
 
 def test_a_policy_that_moves_nothing_says_so(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:

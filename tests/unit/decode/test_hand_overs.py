@@ -28,6 +28,7 @@ from aegis.core.messages import (
 from aegis.core.request import EventHandle, KvHandle
 from decode.core import DecodeCore
 from tests.sim.driven import PEER, WORDS, Driven, adopt, decode, make_job
+from tests.unit.decode.test_core_chunks import Cutting, chunked, first_chunk
 from tests.unit.decode.turns import IN, OUT, PREFETCH, TWO_MODELS_FIT, WEIGHTS, A, B, C, running, settle, step, take
 
 R = RequestId(1)
@@ -127,6 +128,16 @@ def test_a_prefill_under_way_is_finished() -> None:
     driven.ran(token=5)
     assert [message.token.id for message in driven.said(Prefilled)] == [5]
     assert driven.said(HandedOver) == [HandedOver(R, 1, 1, handed(driven))] and handed(driven).tokens == 20
+
+
+def test_a_prefill_of_which_pieces_have_run_is_finished() -> None:
+    driven = first_chunk(Cutting(1))
+    driven.on(HandOver(R, 1))
+    for _ in range(2):
+        chunked(driven)
+        assert not driven.said(HandedOver) and driven.prompts()
+    driven.ran(token=5)
+    assert handed(driven).tokens == 40
 
 
 def test_kv_that_has_not_arrived_is_passed_on() -> None:

@@ -9,12 +9,23 @@ import pytest
 from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_MS
-from aegis.core.effects import DivideDevice, EndRun, LoadWeights, Run, UnmapWeights
+from aegis.core.effects import DivideDevice, EndRun, LoadWeights, MoveBlocks, Run, UnmapWeights
 from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed, Stepped
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
-from aegis.core.messages import Broken, Cancel, DropModel, GaveBack, Prefilled, Submit, TakeBack
+from aegis.core.messages import (
+    Broken,
+    Cancel,
+    DropModel,
+    GaveBack,
+    HandedOver,
+    HandOver,
+    Prefilled,
+    Reused,
+    Submit,
+    TakeBack,
+)
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
 from aegis.core.views import BatchView, RoundPolicy, Turn
@@ -55,10 +66,15 @@ class Joined:
 
 
 def divided(
-    *specs: ModelSpec, policy: RoundPolicy = WHOLE, lane_shares: tuple[tuple[int, ...], ...] = LANES, pages: int = 60
+    *specs: ModelSpec,
+    policy: RoundPolicy = WHOLE,
+    lane_shares: tuple[tuple[int, ...], ...] = LANES,
+    pages: int = 60,
+    reuses: bool = False,
 ) -> Driven[DecodeCore]:
     """Request 1 of model A decodes."""
-    core = DecodeCore(InstanceId("mixed-0"), ledger(pages), policy, Hardware(), lanes=LaneOffers(lane_shares))
+    offers = LaneOffers(lane_shares)
+    core = DecodeCore(InstanceId("mixed-0"), ledger(pages), policy, Hardware(), lanes=offers, reuses=reuses)
     driven = Driven(core, specs or (A,), slabs=64)
     take(driven, 1, A)
     settle(driven)
@@ -294,6 +310,18 @@ def test_a_batch_that_steps_on_the_second_lane_is_left_alone_there() -> None:
     assert len(driven.asked(LoadWeights, driven.effects)) == 2 and ModelId("m1") in driven.loads
 
 
+def test_who_is_to_go_on_elsewhere_leaves_the_second_lane_at_the_end_of_its_step() -> None:
+    driven = divided(A, B, policy=LeastSlack())
+    take(driven, 2, B)
+    settle(driven)
+    driven.stepped(2)
+    (there,) = [row.job.request for run in driven.asked(Run) if run.lane for row in run.rows]
+    driven.on(HandOver(there, 1))
+    assert driven.asked(EndRun) == [EndRun(1)] and not driven.said(HandedOver)
+    beside_ended(driven, 2)
+    assert [message.request for message in driven.said(HandedOver)] == [there]
+
+
 def test_a_prompt_of_another_batch_that_has_no_room_is_not_waited_for() -> None:
     """The own one runs, in the steps of its streams or beside them."""
     driven = divided(A, B, policy=LeastSlack(), pages=17)
@@ -338,9 +366,9 @@ SHARED = LeastSlack()
 """Its guard takes a step beside a prompt for 1.3 times its share, so that there is time for a short prompt in it."""
 
 
-def long_and_short(short: int, prompt_logprobs: int | None = None) -> Driven[DecodeCore]:
+def long_and_short(short: int, prompt_logprobs: int | None = None, *, reuses: bool = False) -> Driven[DecodeCore]:
     """A prompt of 5 000 tokens runs beside request 1, and a shorter one has come."""
-    driven = divided(policy=SHARED, lane_shares=((500, 500), (750, 250)), pages=240)
+    driven = divided(policy=SHARED, lane_shares=((500, 500), (750, 250)), pages=240, reuses=reuses)
     prompt_comes(driven, tokens=5000)
     assert [lane for lane, _ in lanes(driven)] == [0, 1]
     job = make_job(3, A, prompt=short, arrival_ns=1_000_000)
@@ -360,6 +388,14 @@ def test_a_short_prompt_has_its_step_with_the_decode_and_waits_for_none_beside_i
     assert [message.request for message in driven.said(Prefilled)] == [3]
     assert lanes(driven) == [(0, [1, 3])], "and the long one goes on meanwhile"
     assert driven.core._step_times.latency[A.model].prefill_ns(50) == before, "on a share it says nothing of the whole"
+
+
+def test_it_takes_no_kv_that_the_run_beside_it_is_about_to_make() -> None:
+    """Both prompts begin alike."""
+    driven = long_and_short(50, reuses=True)
+    driven.stepped(2)
+    assert lanes(driven) == [(0, [3, 1])]
+    assert not driven.asked(MoveBlocks) and not driven.said(Reused)
 
 
 @pytest.mark.parametrize(

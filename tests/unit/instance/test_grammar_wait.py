@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aegis.core.events import InstanceEvent
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId
-from aegis.core.messages import Cancel, DropProxy, ForgetPeer, Submit
+from aegis.core.messages import Cancel, DropProxy, ForgetPeer, HandOver, Submit
 from aegis.core.request import Grammar, Job, Sampling
 from aegis.instance.grammar_wait import GrammarWait
 
@@ -41,9 +43,10 @@ def test_only_what_has_a_grammar_waits_and_until_it_is_compiled() -> None:
     assert heard(wait, submit(4)) == [submit(4)]
 
 
-def test_a_cancelled_request_is_heard_of_before_its_end() -> None:
+@pytest.mark.parametrize("event", [Cancel(RequestId(1), 0), HandOver(RequestId(1), 0)])
+def test_a_request_is_heard_of_before_its_end(event: Cancel | HandOver) -> None:
     wait = GrammarWait(Compiling())
-    assert heard(wait, submit(1), submit(2), Cancel(RequestId(1), 0)) == [submit(1), Cancel(RequestId(1), 0)]
+    assert heard(wait, submit(1), submit(2), event) == [submit(1), event]
     assert wait.waiting
 
 

@@ -30,6 +30,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
 from memory.budget import Budget
+from proxy.routing.events import ModelMoved, ModelRemoved, MoveModel, PlacesSet
 from tests.parity.stand_ins import CountedPool, Processes, host, no_images
 
 P0, D0, D1 = INSTANCES = [InstanceId(name) for name in ("prefill-0", "decode-0", "decode-1")]
@@ -152,3 +153,21 @@ def test_instances_learn_of_a_loss_after_all_proxies() -> None:
         ]
 
     standing(work)
+
+
+def test_a_lost_proxy_is_not_waited_for_in_a_move_and_one_that_joins_learns_of_it() -> None:
+    async def main(stand: Stand) -> None:
+        model = ModelId("m")
+        moving = asyncio.create_task(stand.node.moves.move(MoveModel(model, D1)))
+        await asyncio.sleep(0)
+        assert stand.ends[THERE].told[-1] == MoveModel(model, D1)
+        stand.node.on_proxy_message(HERE, ModelMoved(model, D1, 2, 0))
+        stand.node.leave(THERE)
+        assert await moving == ModelMoved(model, D1, 2, 0)
+        again = End("ipc://again")
+        stand.node.join(ProxyId(2), again)
+        assert PlacesSet(model, (D1,)) in again.told
+        stand.node.notify_proxies(ModelRemoved(model))
+        assert stand.node.moves.places() == []
+
+    standing(main)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aegis.core.ids import ModelId, ProxyId, nth_request
-from aegis.core.messages import NeedSlabs, Phase, StepsTook, SwitchDone, Tokens
+from aegis.core.messages import BroughtIn, HandedOver, NeedSlabs, Phase, StepsTook, SwitchDone, Tokens
 from aegis.core.request import Token
 from aegis.transport.links import addressed
 
@@ -28,6 +28,11 @@ def test_everybody_hears_of_a_switch_and_the_node_alone_of_memory() -> None:
     assert addressed([switch, need], PROXIES) == {None: [switch, need], FIRST: [switch], SECOND: [switch]}
 
 
-def test_proxies_alone_hear_how_long_steps_take() -> None:
-    took = StepsTook(ModelId("m"), 500, 3, 12_000_000)
-    assert addressed([took], PROXIES) == {FIRST: [took], SECOND: [took]}
+def test_proxies_alone_hear_how_long_steps_take_and_what_is_brought_in() -> None:
+    said = [StepsTook(ModelId("m"), 500, 3, 12_000_000), BroughtIn(ModelId("m"), there=True)]
+    assert addressed(said, PROXIES) == {FIRST: said, SECOND: said}
+
+
+def test_who_is_handed_over_is_the_affair_of_its_proxy() -> None:
+    said = [HandedOver(request, 1, 5, None) for request in (MINE, YOURS)]
+    assert addressed(said, PROXIES) == {FIRST: [said[0]], SECOND: [said[1]]}

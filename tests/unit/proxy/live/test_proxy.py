@@ -16,10 +16,14 @@ from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ProxyId, RequestId, nth_request
 from aegis.core.messages import (
+    BringIn,
     Broken,
+    BroughtIn,
     Cancel,
     FromInstance,
     Greeting,
+    HandedOver,
+    HandOver,
     Phase,
     Prefilled,
     Started,
@@ -48,7 +52,7 @@ from proxy.http.market import Delivery, Delta, Failed, Reused
 from proxy.live.proxy import Proxy
 from proxy.live.sequence_handle import UNREAD_MAX, LiveSequenceHandle
 from proxy.live.unread_answers import ANSWER_BYTES_MAX
-from proxy.routing.events import ForeignLoad, ModelLoad, ModelRemoved, ModelUp
+from proxy.routing.events import ForeignLoad, ModelLoad, ModelMoved, ModelRemoved, ModelUp, MoveModel, PlacesSet
 from proxy.routing.router import Router
 
 NUMBER = ProxyId(3)
@@ -331,3 +335,19 @@ def test_a_model_s_priority_is_added_to_its_requests() -> None:
         stand.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), priority=own)
     jobs = [message.job for _, message in stand.wires.sent if isinstance(message, Submit)]
     assert [job.priority for job in jobs] == [-3, 2, -8]
+
+
+def test_a_move_that_its_node_orders_is_answered_and_where_requests_go_is_set() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.greet(D1)
+    stand.proxy.deliver(PlacesSet(SPEC.model, (D1,)))
+    stand.submit()
+    assert stand.sent(Submit) == ["mixed-1/1"]
+    stand.proxy.deliver(MoveModel(SPEC.model, D0))
+    assert stand.sent(BringIn) == ["mixed-0/1"]
+    stand.hear(D0, 1, BroughtIn(SPEC.model, there=True))
+    assert stand.sent(HandOver) == ["mixed-1/1"]
+    stand.hear(D1, 1, HandedOver(FIRST, 1, 0, None))
+    assert stand.sent(Submit) == ["mixed-1/1", "mixed-0/1"]
+    assert stand.wires.told[-1] == ModelMoved(SPEC.model, D0, 0, 1)

@@ -78,7 +78,7 @@ def test_a_device_that_instances_share_is_counted_once() -> None:
 def test_of_a_group_of_ranks_the_most_loaded_device_counts() -> None:
     hot = instance(0, load("a", 500_000), load("b", 400_000))
     taken = instance(1, load("c", 600_000), devices=(1,))
-    (change,) = changes(hot, taken, instance(2, devices=(1, 2)), instance(3, devices=(3, 4)))
+    (change,) = changes(hot, taken, instance(2, devices=(2, 1)), instance(3, devices=(3, 4)))
     assert change.places == ("mixed-3",)
 
 

@@ -153,6 +153,16 @@ def test_by_default_they_stay() -> None:
     assert pool.look(1000) == []
 
 
+def test_without_a_policy_nothing_moves_and_idle_models_leave_where_that_is_wanted() -> None:
+    pool = Pool()
+    for core, evicted in (
+        (Placement(None, Hardware(), idle_ns=3 * NS_PER_S), [Evict(A, ONE), Evict(A, TWO)]),
+        (Placement(None, Hardware()), []),
+    ):
+        pool.core, pool.loads = core, {ONE: (), TWO: ()}
+        assert pool.look(10) == evicted
+
+
 def test_a_model_that_is_evicted_has_no_home() -> None:
     pool = Pool(Change(A, (TWO,), moves=False, because="so"), idle_ns=5 * NS_PER_S)
     pool.look()

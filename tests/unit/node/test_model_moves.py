@@ -1,0 +1,115 @@
+"""A move of a model is over when every proxy has moved its requests, whoever of them is lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, ModelId, ProxyId
+from aegis.node.model_moves import ModelMoves
+from aegis.node.proxy_links import ProxyLinks
+from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.model_counts import Tally
+from aegis.transport.node_messages import ToProxy
+from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
+
+M, N = ModelId("m"), ModelId("n")
+ONE, TWO = InstanceId("mixed-0"), InstanceId("mixed-1")
+FIRST, SECOND = ProxyId(0), ProxyId(1)
+MOVE = MoveModel(M, TWO)
+
+
+class End:
+    """As `ProxyEnd`."""
+
+    address = ""
+
+    def __init__(self) -> None:
+        self.told: list[ToProxy] = []
+
+    def deliver(self, message: ToProxy) -> None:
+        self.told.append(message)
+
+    async def scrape(self) -> tuple[Family, ...]:
+        return ()
+
+    def tallies(self) -> list[Tally]:
+        return []
+
+
+class Stand:
+    """Two proxies."""
+
+    def __init__(self) -> None:
+        self.links, self.ends = ProxyLinks(), {FIRST: End(), SECOND: End()}
+        for proxy, end in self.ends.items():
+            self.links.join(proxy, end)
+        self.moves = ModelMoves(self.links)
+
+    async def begun(self, move: MoveModel = MOVE) -> asyncio.Task[ModelMoved]:
+        task = asyncio.create_task(self.moves.move(move))
+        await asyncio.sleep(0)
+        return task
+
+
+def test_it_is_over_when_all_have_answered() -> None:
+    async def main() -> None:
+        stand = Stand()
+        task = await stand.begun()
+        assert [end.told for end in stand.ends.values()] == [[MOVE], [MOVE]]
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 2, 1))
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 9, 9))
+        stand.moves.answered(SECOND, ModelMoved(N, TWO, 9, 9))
+        await asyncio.sleep(0)
+        assert not task.done()
+        stand.moves.answered(SECOND, ModelMoved(M, TWO, 3, 0, "why"))
+        assert await task == ModelMoved(M, TWO, 5, 1, "why")
+
+    asyncio.run(main())
+
+
+def test_a_lost_proxy_is_not_waited_for() -> None:
+    async def main() -> None:
+        stand = Stand()
+        task = await stand.begun()
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 2, 0))
+        stand.moves.left(SECOND)
+        assert await task == ModelMoved(M, TWO, 2, 0)
+
+    asyncio.run(main())
+
+
+def test_a_model_moves_once_at_a_time() -> None:
+    async def main() -> None:
+        stand = Stand()
+        task = await stand.begun()
+        with pytest.raises(UserError, match="m is being moved already"):
+            await stand.moves.move(MoveModel(M, ONE))
+        other = await stand.begun(MoveModel(N, ONE))
+        task.cancel()
+        other.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
+        again = await stand.begun()
+        assert not again.done(), "one that was given up may be ordered again"
+        again.cancel()
+
+    asyncio.run(main())
+
+
+def test_who_joins_later_learns_where_requests_go() -> None:
+    async def main() -> None:
+        stand = Stand()
+        task = await stand.begun()
+        await stand.begun(MoveModel(N, ONE, places=(ONE, TWO)))
+        assert stand.moves.places() == [PlacesSet(M, (TWO,)), PlacesSet(N, (ONE, TWO))]
+        stand.moves.set_places(PlacesSet(N, ()))
+        assert stand.ends[FIRST].told[-1] == PlacesSet(N, ()) and stand.moves.places() == [PlacesSet(M, (TWO,))]
+        stand.moves.set_places(PlacesSet(M, (ONE,)))
+        assert stand.moves.places() == [PlacesSet(M, (ONE,))]
+        stand.moves.removed(M)
+        assert stand.moves.places() == []
+        task.cancel()
+
+    asyncio.run(main())
