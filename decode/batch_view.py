@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import Final
 
+from aegis.core.estimators import Latency
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
@@ -108,17 +109,14 @@ class BatchViews:
         cuts = rules.chunk_tokens is not None
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
         in_time_by_ns = savable_due_ns = prompt_rank_ns = None
-        prompt_ns = piece_ns = 0
-        worth = 0.0
+        prompt_ns, piece_ns, worth = 0, 0, 0.0
         if rules.sheds:
             in_time_by_ns, worth = _worth(waiting, decoding, lead_ns, prefill_ns, step_ns, slo, now_ns)
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
-            prompt_rank_ns, start = following.rank_ns, following.cached - following.lacks
-            prompt_ns = piece_ns = prefill_ns if seen.prompts == 1 else latency.prefill_ns(following.cached, start)
-            if prompt_ns > slo.gap_ns // 2 and rules.chunk_tokens:
-                piece_ns = latency.prefill_ns(min(start + rules.chunk_tokens, following.cached), start)
+            prompt_rank_ns = following.rank_ns
+            prompt_ns, piece_ns = _next_prompt(following, latency, slo, rules.chunk_tokens or 0)
         return BatchView(  # by position: names would take most of the time of a view
             batch.batch,
             model,
@@ -147,6 +145,16 @@ class BatchViews:
             piece_ns,
             prompt_rank_ns,
         )
+
+
+def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: int) -> tuple[int, int]:
+    """The estimated time of its prefill, as far as it is still to be done, and of the least part of it that is run."""
+    stop = sequence.cached
+    start = stop - sequence.lacks
+    prompt_ns = latency.prefill_ns(stop, start)
+    if prompt_ns <= slo.gap_ns // 2 or not chunk_tokens:
+        return prompt_ns, prompt_ns
+    return prompt_ns, latency.prefill_ns(min(start + chunk_tokens, stop), start)
 
 
 def _worth(

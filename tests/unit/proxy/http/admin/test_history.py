@@ -43,7 +43,7 @@ def test_spans_are_lines() -> None:
     reply = get(behind(spans=3), "/debug/spans")
     assert (reply.status_code, reply.headers["content-type"]) == (200, "application/jsonl")
     assert spans_of(reply) == [span(0), span(1), span(2)]
-    assert reply.content.splitlines()[0] == b'["decode-0","decode","m",0,1,2,3,4,0,0,0,0,1000,[],0,0]'
+    assert reply.content.splitlines()[0] == b'["decode-0","decode","m",0,1,2,3,4,0,0,0,0,1000,[],0,0,0]'
 
 
 def test_only_what_is_new_and_still_kept_is_told() -> None:
