@@ -86,6 +86,7 @@ def test_what_the_other_gpu_wrote_is_copied_over_the_peer_link(stand: Stand) -> 
 
 
 def test_closing_gives_everything_back(stand: Stand) -> None:
+    stand.target.reserve(PAGES * PAGE).map(0, [PageRun(0, PAGES)])  # waits for its own pages, which come meanwhile
     before = stand.models[2].held()
     memory = stand.target.open_peer(stand.pools[1].address, STAGING)
     assert memory is not None and stand.models[2].held() != before
