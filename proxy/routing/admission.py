@@ -1,0 +1,177 @@
+"""Whether a request that came now could be served in time.
+
+Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
+on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
+
+(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
+    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+    `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
+(2) What those before it and its own want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet.
+    Until there is room for its model's steps beside theirs, nobody runs it.
+(3) Then its prefill and those before it have the time that steps leave.
+
+It is late if on each instance that takes more than its TTFT. One model at a time is refused and taken by the same
+figure: after a refusal the next request of the model is only taken if it would wait `BACK_SHARE` of its TTFT, so that
+it does not alternate with every request that comes or ends.
+
+Laws: (1) where nobody is, nobody waits but for the own prefill and load; (2) more requests of others never make a wait
+shorter; (3) a wait is finite and not negative; (4) nothing here changes what is asked about.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Final
+
+from aegis.core.estimators import Latency
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.model import ModelSpec
+from aegis.core.request import Job
+from aegis.core.views import PrefillPolicy, Work
+from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.demand import NOTHING, Demand
+from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.placement_views import PlacedLoad
+from proxy.routing.prefill_queues import PrefillQueues
+
+ANSWER_TOKENS: Final = 256.0
+"""The tokens that a request is expected to make yet."""
+
+BACK_SHARE: Final = 0.8
+LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
+_PPM: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the requests of a model want of an instance; `prefill_ns` is the time of those that wait there."""
+
+    demand: Demand
+    prefill_ns: int
+    worth: float
+    ttft_ns: int
+    lasting_ns: float  # of their answers
+
+    @property
+    def density(self) -> float:
+        needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
+        return self.worth / max(needs * self.lasting_ns, 1.0)
+
+
+def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
+    density = own.density
+    before = [claim for claim in others if claim.density >= density]
+    theirs, prefill_ns, lasting = NOTHING, own.prefill_ns, 0.0
+    for claim in before:
+        theirs = theirs.instead(NOTHING, claim.demand)
+        prefill_ns += claim.prefill_ns
+        lasting += claim.demand.load_ppm * claim.lasting_ns
+    together = theirs.instead(NOTHING, own.demand).load_ppm / _PPM
+    alone = min(own.demand.load_ppm / _PPM, 1 - LEAST_SHARE)
+    wanted, room = max(together - own.demand.load_ppm / _PPM, 0.0), 1 - alone
+    starts_ns = 0.0
+    if wanted > room:
+        starts_ns = lasting / max(sum([claim.demand.load_ppm for claim in before]), 1) * log(wanted / room)
+        wanted = room
+    return round(starts_ns + prefill_ns / max(1 - wanted, LEAST_SHARE))
+
+
+class Admission:
+    """Of one proxy. It looks at what its router keeps, and counts only the worth of priorities itself."""
+
+    def __init__(
+        self,
+        prefill_policy: PrefillPolicy,
+        specs: Mapping[ModelId, ModelSpec],
+        latency: Mapping[ModelId, Latency],
+        prefills: PrefillQueues,
+        decodes: DecodeLists,
+        first_tokens: FirstTokens,
+        mixed: Collection[InstanceId],
+        demand_of: Callable[[ModelId, int], Demand],
+    ) -> None:
+        self._prefill_policy = prefill_policy
+        self._specs = specs
+        self._latency = latency
+        self._prefills = prefills
+        self._decodes = decodes
+        self._first_tokens = first_tokens
+        self._mixed = mixed
+        self._demand_of = demand_of
+        self._refused: set[ModelId] = set()  # whose last request was
+        self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
+
+    def count(self, instance: InstanceId, job: Job, times: int) -> None:
+        """A request came to the instance, or left it."""
+        if job.priority:
+            self._more[instance, job.model] += times * (worth_of(job.priority) - 1)
+
+    def down(self, instance: InstanceId) -> None:
+        """It is gone, with all that was there."""
+        for key in [key for key in self._more if key[0] == instance]:
+            del self._more[key]
+
+    def forget(self, model: ModelId) -> None:
+        """The model is gone, and all its requests."""
+        self._refused.discard(model)
+        for key in [key for key in self._more if key[1] == model]:
+            del self._more[key]
+
+    def late_ns(self, work: Work, priority: int) -> int | None:
+        """How much later than its TTFT its first token would be, if the request is to be refused for that."""
+        expected_ns = self.expected_ns(work, priority)
+        if expected_ns is None:
+            return None
+        ttft_ns = self._specs[work.model].slo.ttft_ns
+        limit_ns = round(BACK_SHARE * ttft_ns) if work.model in self._refused else ttft_ns
+        if expected_ns <= limit_ns:
+            self._refused.discard(work.model)
+            return None
+        self._refused.add(work.model)
+        return expected_ns - limit_ns
+
+    def expected_ns(self, work: Work, priority: int = 0) -> int | None:
+        """Until its first token, where that comes first; None if there is no estimate."""
+        if work.model not in self._latency:
+            return None
+        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
+        if not self._prefills:
+            return min(waits_ns, default=None) if self._mixed else None
+        chosen = self._prefill_policy.place(work, self._prefills)
+        return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
+
+    def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
+        active = self._decodes.active_at(instance)
+        mixed = instance in self._mixed
+        prefills = self._first_tokens.by_model_ns(instance, active) if mixed else {}
+        own, others = None, list[Claim]()
+        for load in self._decodes.placed_loads(instance):
+            if load.model == work.model:
+                own = load
+                continue
+            others.append(self._claim(instance, load, prefills.get(load.model, 0)))
+        model, slo = work.model, self._specs[work.model].slo
+        tokens, requests = (own.tokens, own.requests) if own else (0, 0)
+        worth = requests + self._more.get((instance, model), 0.0) + worth_of(priority)
+        prefill_ns = prefills.get(model, 0)
+        if mixed:
+            known = model in active or model in prefills
+            prefill_ns += self._latency[model].prefill_ns(work.tokens) + (0 if known else self._latency[model].switch_ns())
+            prefill_ns += self._first_tokens.foreign_ns(instance)
+        demand = self._demand_of(model, tokens + work.tokens)
+        return wait_ns(Claim(demand, prefill_ns, worth, slo.ttft_ns, ANSWER_TOKENS * slo.tbt_ns), others)
+
+    def _claim(self, instance: InstanceId, load: PlacedLoad, prefill_ns: int) -> Claim:
+        slo = self._specs[load.model].slo
+        worth = load.requests + self._more.get((instance, load.model), 0.0)
+        demand = Demand(load.steps_ppm, load.loads_ppm, load.memory_ppm)
+        return Claim(demand, prefill_ns, worth, slo.ttft_ns, ANSWER_TOKENS * slo.tbt_ns)
+
+
+def worth_of(priority: int) -> float:
+    """Beside a request of priority 0."""
+    return 2.0**-priority
