@@ -40,6 +40,8 @@ from proxy.routing.prefill_queues import PrefillQueues
 ANSWER_TOKENS: Final = 256.0
 """The tokens that a request is expected to make yet."""
 
+BELIEVED_ENDS: Final = 4.0
+ENDS_MAX: Final = 256.0  # older answers count half
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 _PPM: Final = 1_000_000
@@ -53,12 +55,13 @@ class Claim:
     prefill_ns: int
     worth: float
     ttft_ns: int
+    tbt_ns: int
     lasting_ns: float  # of their answers
 
     @property
     def density(self) -> float:
         needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
-        return self.worth / max(needs * self.lasting_ns, 1.0)
+        return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
 def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
@@ -78,6 +81,24 @@ def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
         starts_ns = lasting / max(sum([claim.demand.load_ppm for claim in before]), 1) * log(wanted / room)
         wanted = room
     return round(starts_ns + prefill_ns / max(1 - wanted, LEAST_SHARE))
+
+
+@dataclass(slots=True)
+class _Answers:
+    """How long a model's answers are, also those that have not ended: tokens over ends, as of a constant chance of an
+    end at each token. Before there are any it is believed to be `ANSWER_TOKENS`, as if so many had ended."""
+
+    tokens: float = BELIEVED_ENDS * ANSWER_TOKENS
+    ends: float = BELIEVED_ENDS
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.ends
+
+    def end(self) -> None:
+        self.ends += 1
+        if self.ends > ENDS_MAX:
+            self.tokens, self.ends = self.tokens / 2, self.ends / 2
 
 
 class Admission:
@@ -104,22 +125,41 @@ class Admission:
         self._demand_of = demand_of
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
+        self._made: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)  # tokens, since they came there
+        self._answers: defaultdict[ModelId, _Answers] = defaultdict(_Answers)
 
-    def count(self, instance: InstanceId, job: Job, times: int) -> None:
-        """A request came to the instance, or left it."""
+    def placed(self, instance: InstanceId, job: Job) -> None:
         if job.priority:
-            self._more[instance, job.model] += times * (worth_of(job.priority) - 1)
+            self._more[instance, job.model] += worth_of(job.priority) - 1
+
+    def left(self, instance: InstanceId, job: Job, made: int) -> None:
+        """It has made so many tokens there."""
+        self._made[instance, job.model] -= made
+        if job.priority:
+            self._more[instance, job.model] -= worth_of(job.priority) - 1
+
+    def made(self, instance: InstanceId | None, model: ModelId, tokens: int) -> None:
+        """A request has made so many more tokens; `instance` is where it was placed to be decoded."""
+        self._answers[model].tokens += tokens
+        if instance is not None:
+            self._made[instance, model] += tokens
+
+    def ended(self, model: ModelId) -> None:
+        self._answers[model].end()
 
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
-        for key in [key for key in self._more if key[0] == instance]:
-            del self._more[key]
+        for kept in (self._more, self._made):
+            for key in [key for key in kept if key[0] == instance]:
+                del kept[key]
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""
         self._refused.discard(model)
-        for key in [key for key in self._more if key[1] == model]:
-            del self._more[key]
+        self._answers.pop(model, None)
+        for kept in (self._more, self._made):
+            for key in [key for key in kept if key[1] == model]:
+                del kept[key]
 
     def late_ns(self, work: Work, priority: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
@@ -162,14 +202,21 @@ class Admission:
             known = model in active or model in prefills
             prefill_ns += self._latency[model].prefill_ns(work.tokens) + (0 if known else self._latency[model].switch_ns())
             prefill_ns += self._first_tokens.foreign_ns(instance)
-        demand = self._demand_of(model, tokens + work.tokens)
-        return wait_ns(Claim(demand, prefill_ns, worth, slo.ttft_ns, ANSWER_TOKENS * slo.tbt_ns), others)
+        made = round(self._made.get((instance, model), 0))
+        demand = self._demand_of(model, tokens + made + work.tokens)
+        return wait_ns(self._as_claim(model, demand, prefill_ns, worth), others)
 
     def _claim(self, instance: InstanceId, load: PlacedLoad, prefill_ns: int) -> Claim:
-        slo = self._specs[load.model].slo
         worth = load.requests + self._more.get((instance, load.model), 0.0)
-        demand = Demand(load.steps_ppm, load.loads_ppm, load.memory_ppm)
-        return Claim(demand, prefill_ns, worth, slo.ttft_ns, ANSWER_TOKENS * slo.tbt_ns)
+        made = round(self._made.get((instance, load.model), 0))
+        demand = self._demand_of(load.model, load.tokens + made)
+        return self._as_claim(load.model, demand, prefill_ns, worth)
+
+    def _as_claim(self, model: ModelId, demand: Demand, prefill_ns: int, worth: float) -> Claim:
+        slo = self._specs[model].slo
+        answers = self._answers.get(model)
+        tokens = answers.mean if answers else ANSWER_TOKENS
+        return Claim(demand, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, tokens * slo.tbt_ns)
 
 
 def worth_of(priority: int) -> float:

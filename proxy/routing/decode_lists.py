@@ -237,15 +237,17 @@ class DecodeLists:
         held.tokens += work.tokens
         self._share(known, work.model, held)
 
-    def remove(self, instance: InstanceId, request: RequestId) -> None:
-        """The request has left, or was not there."""
+    def remove(self, instance: InstanceId, request: RequestId) -> int | None:
+        """The request has left; the tokens that it was placed there with. None: it was not there."""
         known = self._lists[instance]
         model = known.models.pop(request, None)
         if model is None:
-            return
+            return None
         held = known.held[model]
-        held.tokens -= held.requests.pop(request)
+        tokens = held.requests.pop(request)
+        held.tokens -= tokens
         self._share(known, model, held)
+        return tokens
 
     def _note_placed(self, known: _List, model: ModelId) -> None:
         if model not in known.placed:

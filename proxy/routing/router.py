@@ -260,7 +260,7 @@ class Router:
             placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
             self._out.append(placed(request, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
-        self.admission.count(instance, self._sessions[request].job, 1)
+        self.admission.placed(instance, self._sessions[request].job)
 
     def _refuse(self, request: RequestId) -> None:
         """Fails the request, unless an instance is to come back, which may have a place."""
@@ -351,6 +351,7 @@ class Router:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
+        self.admission.made(session.decode, session.job.model, len(tokens))
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -572,11 +573,14 @@ class Router:
         if session.prefill is not None and session.prefill in self._prefills:
             self._prefills.remove(session.prefill, request)
         if session.decode is not None and session.decode in self._decodes:
-            self._decodes.remove(session.decode, request)
-            self.admission.count(session.decode, session.job, -1)
+            tokens = self._decodes.remove(session.decode, request)
+            if tokens is not None:
+                made = len(session.job.prompt) + len(session.sent) - tokens
+                self.admission.left(session.decode, session.job, made)
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)
+        self.admission.ended(session.job.model)
         if self._reasons and step is Step.FAIL:
             self._explain_failure(session, message)
         self._out.append(Ended(request, advance(session.state, step), reason, message))
