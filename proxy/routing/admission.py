@@ -6,16 +6,17 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
     worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
-(2) What those before it and its own want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet.
-    Until there is room for its model's steps beside theirs, nobody runs it.
+(2) What those before it want of the time goes as their answers end, which are about as long as those of their models
+    have been. Until there is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
 
-It is late if on each instance that takes more than its TTFT. One model at a time is refused and taken by the same
-figure: after a refusal the next request of the model is only taken if it would wait `BACK_SHARE` of its TTFT, so that
-it does not alternate with every request that comes or ends.
+It is late if on each instance that takes more than its TTFT. Once a model has been refused, its next request is taken
+if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes or
+ends.
 
-Laws: (1) where nobody is, nobody waits but for the own prefill and load; (2) more requests of others never make a wait
-shorter; (3) a wait is finite and not negative; (4) nothing here changes what is asked about.
+Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
+want no more than its time; (3) of models with equal SLOs and answers, more that come before it never make a wait
+shorter; (4) waits are finite; (5) asking changes nothing but what (`BACK_SHARE`) later requests are held to.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ from aegis.core.views import PrefillPolicy, Work
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.first_tokens import FirstTokens
-from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.prefill_queues import PrefillQueues
 
 ANSWER_TOKENS: Final = 256.0
-"""The tokens that a request is expected to make yet."""
+"""The tokens of an answer, before a model has made any."""
 
-BELIEVED_ENDS: Final = 4.0
-ENDS_MAX: Final = 256.0  # older answers count half
+BELIEVED_ENDS: Final = 4.0  # so many answers of that length are as good as known
+ENDS_MAX: Final = 256.0  # with more than that, those known before count half
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 _PPM: Final = 1_000_000
@@ -68,19 +68,18 @@ def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
     density = own.density
     before = [claim for claim in others if claim.density >= density]
-    theirs, prefill_ns, lasting = NOTHING, own.prefill_ns, 0.0
+    together, prefill_ns, lasting, steps_ppm = own.demand, own.prefill_ns, 0.0, 0
     for claim in before:
-        theirs = theirs.instead(NOTHING, claim.demand)
+        together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
-        lasting += claim.demand.load_ppm * claim.lasting_ns
-    together = theirs.instead(NOTHING, own.demand).load_ppm / _PPM
-    alone = min(own.demand.load_ppm / _PPM, 1 - LEAST_SHARE)
-    wanted, room = max(together - own.demand.load_ppm / _PPM, 0.0), 1 - alone
-    starts_ns = 0.0
-    if wanted > room:
-        starts_ns = lasting / max(sum([claim.demand.load_ppm for claim in before]), 1) * log(wanted / room)
-        wanted = room
-    return round(starts_ns + prefill_ns / max(1 - wanted, LEAST_SHARE))
+        lasting += claim.demand.steps_ppm * claim.lasting_ns
+        steps_ppm += claim.demand.steps_ppm
+    alone = own.demand.load_ppm / _PPM
+    wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
+    if wanted <= room:
+        return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
+    starts_ns = lasting / max(steps_ppm, 1) * log(wanted / room)
+    return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
 
 
 @dataclass(slots=True)
@@ -125,7 +124,7 @@ class Admission:
         self._demand_of = demand_of
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
-        self._made: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)  # tokens, since they came there
+        self._made: defaultdict[tuple[InstanceId, ModelId], int] = defaultdict(int)  # tokens, since they came there
         self._answers: defaultdict[ModelId, _Answers] = defaultdict(_Answers)
 
     def placed(self, instance: InstanceId, job: Job) -> None:
@@ -149,22 +148,19 @@ class Admission:
 
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
-        for kept in (self._more, self._made):
-            for key in [key for key in kept if key[0] == instance]:
-                del kept[key]
+        self._drop([key for key in (*self._more, *self._made) if key[0] == instance])
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""
         self._refused.discard(model)
         self._answers.pop(model, None)
-        for kept in (self._more, self._made):
-            for key in [key for key in kept if key[1] == model]:
-                del kept[key]
+        self._drop([key for key in (*self._more, *self._made) if key[1] == model])
 
     def late_ns(self, work: Work, priority: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
-        expected_ns = self.expected_ns(work, priority)
+        expected_ns = None if self._any_idle() else self.expected_ns(work, priority)
         if expected_ns is None:
+            self._refused.discard(work.model)
             return None
         ttft_ns = self._specs[work.model].slo.ttft_ns
         limit_ns = round(BACK_SHARE * ttft_ns) if work.model in self._refused else ttft_ns
@@ -184,39 +180,45 @@ class Admission:
         chosen = self._prefill_policy.place(work, self._prefills)
         return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
 
+    def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
+        for key in keys:
+            self._more.pop(key, None)
+            self._made.pop(key, None)
+
+    def _any_idle(self) -> bool:
+        """Whether who comes has an instance for itself."""
+        if self._prefills and self._prefills.by_load[0].load_ns:
+            return False
+        return any(
+            not self._decodes.batches(n) and not self._first_tokens.foreign_ns(n) for n in self._decodes.instances()
+        )
+
     def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
-        active = self._decodes.active_at(instance)
-        mixed = instance in self._mixed
+        """Until its first token; where that comes from elsewhere, until its steps have room."""
+        model, others, requests, tokens = work.model, list[Claim](), 0, work.tokens
+        active, mixed = self._decodes.active_at(instance), instance in self._mixed
         prefills = self._first_tokens.by_model_ns(instance, active) if mixed else {}
-        own, others = None, list[Claim]()
         for load in self._decodes.placed_loads(instance):
-            if load.model == work.model:
-                own = load
-                continue
-            others.append(self._claim(instance, load, prefills.get(load.model, 0)))
-        model, slo = work.model, self._specs[work.model].slo
-        tokens, requests = (own.tokens, own.requests) if own else (0, 0)
-        worth = requests + self._more.get((instance, model), 0.0) + worth_of(priority)
-        prefill_ns = prefills.get(model, 0)
+            if load.model == model:
+                requests, tokens = load.requests, tokens + load.tokens
+            else:
+                others.append(
+                    self._claim(instance, load.model, load.requests, load.tokens, prefills.get(load.model, 0))
+                )
+        prefill_ns = 0
         if mixed:
-            known = model in active or model in prefills
-            prefill_ns += self._latency[model].prefill_ns(work.tokens) + (0 if known else self._latency[model].switch_ns())
-            prefill_ns += self._first_tokens.foreign_ns(instance)
-        made = round(self._made.get((instance, model), 0))
-        demand = self._demand_of(model, tokens + made + work.tokens)
-        return wait_ns(self._as_claim(model, demand, prefill_ns, worth), others)
+            latency, foreign_ns = self._latency[model], self._first_tokens.foreign_ns(instance)
+            switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
+            prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
+        return wait_ns(self._claim(instance, model, requests + worth_of(priority), tokens, prefill_ns), others)
 
-    def _claim(self, instance: InstanceId, load: PlacedLoad, prefill_ns: int) -> Claim:
-        worth = load.requests + self._more.get((instance, load.model), 0.0)
-        made = round(self._made.get((instance, load.model), 0))
-        demand = self._demand_of(load.model, load.tokens + made)
-        return self._as_claim(load.model, demand, prefill_ns, worth)
-
-    def _as_claim(self, model: ModelId, demand: Demand, prefill_ns: int, worth: float) -> Claim:
-        slo = self._specs[model].slo
-        answers = self._answers.get(model)
-        tokens = answers.mean if answers else ANSWER_TOKENS
-        return Claim(demand, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, tokens * slo.tbt_ns)
+    def _claim(self, instance: InstanceId, model: ModelId, worth: float, tokens: int, prefill_ns: int) -> Claim:
+        """Worth and tokens are those of all proxies, as they were placed."""
+        slo, answers = self._specs[model].slo, self._answers.get(model)
+        lasting_ns = (answers.mean if answers else ANSWER_TOKENS) * slo.tbt_ns
+        demand = self._demand_of(model, tokens + self._made.get((instance, model), 0))
+        worth += self._more.get((instance, model), 0.0)
+        return Claim(demand, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, lasting_ns)
 
 
 def worth_of(priority: int) -> float:

@@ -17,7 +17,6 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Work
 
 
-
 @dataclass(slots=True)
 class _Sums:
     """The sums of one model, as `Latency.prefills_ns` takes them."""
