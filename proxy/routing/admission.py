@@ -7,7 +7,8 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
     worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
 (2) What those before it want of the time goes as their answers end, which are about as long as those of their models
-    have been. Until there is room for its model's steps beside theirs, nobody runs it.
+    have been. Until there is room for a batch of its model beside theirs, nobody runs it. Other batches of its model are
+    before it too.
 (3) Then its prefill and those before it have the time that steps leave.
 
 It is late if on each instance that takes more than its TTFT. Once a model has been refused, its next request is taken
@@ -49,9 +50,11 @@ _PPM: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the requests of a model want of an instance; `prefill_ns` is the time of those that wait there."""
+    """What the requests of a model, in so many batches, want of an instance; `prefill_ns` is the time of those that
+    wait there."""
 
     demand: Demand
+    batches: int
     prefill_ns: int
     worth: float
     ttft_ns: int
@@ -68,13 +71,15 @@ def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
     density = own.density
     before = [claim for claim in others if claim.density >= density]
-    together, prefill_ns, lasting, steps_ppm = own.demand, own.prefill_ns, 0.0, 0
+    demand = own.demand
+    rest_ppm = demand.steps_ppm - demand.steps_ppm // own.batches  # of earlier requests of its model
+    together, prefill_ns, lasting, steps_ppm = demand, own.prefill_ns, rest_ppm * own.lasting_ns, rest_ppm
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
         lasting += claim.demand.steps_ppm * claim.lasting_ns
         steps_ppm += claim.demand.steps_ppm
-    alone = own.demand.load_ppm / _PPM
+    alone = (demand.load_ppm - rest_ppm) / _PPM
     wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
@@ -113,7 +118,11 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
+        *,
+        capacity: Mapping[ModelId, int],
+        max_batch: int,
     ) -> None:
+        """An instance holds `capacity` tokens of a model's KV, and runs `max_batch` requests of it in a step."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -122,6 +131,8 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
+        self._capacity = capacity
+        self._max_batch = max_batch
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
         self._made: defaultdict[tuple[InstanceId, ModelId], int] = defaultdict(int)  # tokens, since they came there
@@ -195,30 +206,35 @@ class Admission:
 
     def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
         """Until its first token; where that comes from elsewhere, until its steps have room."""
-        model, others, requests, tokens = work.model, list[Claim](), 0, work.tokens
+        model, others = work.model, list[Claim]()
+        requests, tokens, worth = 1, work.tokens, worth_of(priority) - 1
         active, mixed = self._decodes.active_at(instance), instance in self._mixed
         prefills = self._first_tokens.by_model_ns(instance, active) if mixed else {}
         for load in self._decodes.placed_loads(instance):
             if load.model == model:
-                requests, tokens = load.requests, tokens + load.tokens
+                requests, tokens = requests + load.requests, tokens + load.tokens
             else:
-                others.append(
-                    self._claim(instance, load.model, load.requests, load.tokens, prefills.get(load.model, 0))
-                )
+                waiting_ns = prefills.get(load.model, 0)
+                others.append(self._claim(instance, load.model, load.requests, load.tokens, waiting_ns))
         prefill_ns = 0
         if mixed:
             latency, foreign_ns = self._latency[model], self._first_tokens.foreign_ns(instance)
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
-        return wait_ns(self._claim(instance, model, requests + worth_of(priority), tokens, prefill_ns), others)
+        return wait_ns(self._claim(instance, model, requests, tokens, prefill_ns, worth), others)
 
-    def _claim(self, instance: InstanceId, model: ModelId, worth: float, tokens: int, prefill_ns: int) -> Claim:
-        """Worth and tokens are those of all proxies, as they were placed."""
+    def _claim(
+        self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0
+    ) -> Claim:
+        """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
         slo, answers = self._specs[model].slo, self._answers.get(model)
         lasting_ns = (answers.mean if answers else ANSWER_TOKENS) * slo.tbt_ns
-        demand = self._demand_of(model, tokens + self._made.get((instance, model), 0))
-        worth += self._more.get((instance, model), 0.0)
-        return Claim(demand, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, lasting_ns)
+        tokens += self._made.get((instance, model), 0)
+        batches = max(-(-tokens // max(self._capacity[model], 1)), -(-requests // self._max_batch), 1)
+        step_ns = self._latency[model].decode_ns(tokens // batches, -(-requests // batches))
+        demand = self._demand_of(model, tokens)._replace(steps_ppm=_PPM * batches * step_ns // slo.tbt_ns)
+        worth = requests + self._more.get((instance, model), 0.0) + more
+        return Claim(demand, batches, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, lasting_ns)
 
 
 def worth_of(priority: int) -> float:

@@ -125,6 +125,8 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
+            capacity=self._capacity,
+            max_batch=max_batch,
         )
         self._places = Places()
         self._moves = Moves()

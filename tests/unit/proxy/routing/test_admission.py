@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
@@ -44,14 +45,23 @@ HASTY = Slo(ttft_ns=NS_PER_MS, tbt_ns=20 * NS_PER_MS)
 """No first token comes so soon."""
 
 
-def claim(steps: float, *, prefill_s: float = 0.0, worth: float = 1.0, loads: float = 0.0, memory: float = 0.0) -> Claim:
+def claim(
+    steps: float,
+    *,
+    batches: int = 1,
+    prefill_s: float = 0.0,
+    worth: float = 1.0,
+    loads: float = 0.0,
+    memory: float = 0.0,
+) -> Claim:
     demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
-    return Claim(demand, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS, ANSWER_TOKENS * TBT_NS)
+    return Claim(demand, batches, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS, ANSWER_TOKENS * TBT_NS)
 
 
 CLAIMS = st.builds(
     claim,
     st.floats(0, 3),
+    batches=st.integers(1, 5),
     prefill_s=st.floats(0, 60),
     worth=st.floats(0.01, 100),
     loads=st.floats(0, 2),
@@ -99,6 +109,12 @@ def test_nobody_waits_for_those_that_make_fewer_tokens_on_time_a_second(own: Cla
     assert wait_ns(replace(own, worth=1e12), others) == wait_ns(own, [])
 
 
+def test_a_batch_waits_for_the_others_of_its_model() -> None:
+    assert wait_ns(claim(0.9, batches=3), []) == 0
+    assert 0 < wait_ns(claim(1.2, batches=3), []) < wait_ns(claim(1.5, batches=3), [])
+    assert wait_ns(claim(1.5), []) == 0, "but a single one has all of the time"
+
+
 def test_a_request_waits_until_answers_before_it_have_left_it_room() -> None:
     hot, cold = claim(0.9, worth=100), claim(0.3)
     assert wait_ns(hot, [cold]) == 0
@@ -112,10 +128,10 @@ def test_a_little_more_load_is_a_little_longer_wait() -> None:
     """No step where not all have room any more."""
     own = claim(0.2, prefill_s=1)
     waits = [wait_ns(own, [claim(steps / 1000, worth=1e9)]) for steps in range(700, 900)]
-    assert waits == sorted(waits) and max(b - a for a, b in zip(waits, waits[1:], strict=False)) < NS_PER_S / 5
+    assert waits == sorted(waits) and max(b - a for a, b in pairwise(waits)) < NS_PER_S / 5
 
 
-# --- a router's answers -------------------------------------------------------------------------------------------------
+# --- a router's answers -----------------------------------------------------------------------------------------------
 
 
 class Pool:
