@@ -3,21 +3,20 @@
 Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
-(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
-    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+(1) Models are in the order of their worth over what they need, and the batch that the new request is in, among them. A
+    request is worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
-(2) What those before it want of the time goes as their answers end, which are about as long as those of their models
-    have been. Until there is room for a batch of its model beside theirs, nobody runs it. Other batches of its model are
-    before it too.
+(2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
+    is room for a batch of its model beside theirs, nobody runs it. Other batches of its model are before it too.
 (3) Then its prefill and those before it have the time that steps leave.
 
-It is late if on each instance that takes more than its TTFT. Once a model has been refused, its next request is taken
-if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes or
-ends.
+It is late if that takes more than its TTFT where it would be placed. Once a model has been refused, its next request is
+taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
+or ends.
 
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
-want no more than its time; (3) of models with equal SLOs and answers, more that come before it never make a wait
-shorter; (4) waits are finite; (5) asking changes nothing but what (`BACK_SHARE`) later requests are held to.
+want no more than its time; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
+are finite; (5) asking changes nothing but what later requests are held to (`BACK_SHARE`).
 """
 
 from __future__ import annotations
@@ -39,10 +38,8 @@ from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.prefill_queues import PrefillQueues
 
 ANSWER_TOKENS: Final = 256.0
-"""The tokens of an answer, before a model has made any."""
+"""The tokens that a request is expected to make yet, as where instances decide whom to keep on time."""
 
-BELIEVED_ENDS: Final = 4.0  # so many answers of that length are as good as known
-ENDS_MAX: Final = 256.0  # with more than that, those known before count half
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 _PPM: Final = 1_000_000
@@ -59,50 +56,44 @@ class Claim:
     worth: float
     ttft_ns: int
     tbt_ns: int
-    lasting_ns: float  # of their answers
+    newest: float = 1.0  # share of its worth that is in its last batch
 
     @property
     def density(self) -> float:
-        needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
-        return self.worth / max(needs * self.tbt_ns, 1.0)
+        return self._density(self.worth, self.demand)
+
+    @property
+    def newest_density(self) -> float:
+        """Of the last batch, which is the one that a new request is in."""
+        return self._density(self.worth * self.newest, self.one_batch)
+
+    @property
+    def one_batch(self) -> Demand:
+        return self.demand._replace(steps_ppm=self.demand.steps_ppm // self.batches)
+
+    def _density(self, worth: float, demand: Demand) -> float:
+        needs = demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
+        return worth / max(needs * self.tbt_ns, 1.0)
 
 
 def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
-    density = own.density
+    density = own.newest_density
     before = [claim for claim in others if claim.density >= density]
-    demand = own.demand
-    rest_ppm = demand.steps_ppm - demand.steps_ppm // own.batches  # of earlier requests of its model
-    together, prefill_ns, lasting, steps_ppm = demand, own.prefill_ns, rest_ppm * own.lasting_ns, rest_ppm
+    demand, one = own.demand, own.one_batch
+    rest_ppm = demand.steps_ppm - one.steps_ppm
+    together, prefill_ns, steps_ppm, weighed_ns = demand, own.prefill_ns, rest_ppm, rest_ppm * own.tbt_ns
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
-        lasting += claim.demand.steps_ppm * claim.lasting_ns
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
         steps_ppm += claim.demand.steps_ppm
-    alone = (demand.load_ppm - rest_ppm) / _PPM
+    alone = one.load_ppm / _PPM
     wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
-    starts_ns = lasting / max(steps_ppm, 1) * log(wanted / room)
+    starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
     return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
-
-
-@dataclass(slots=True)
-class _Answers:
-    """How long a model's answers are, also those that have not ended: tokens over ends, as of a constant chance of an
-    end at each token. Before there are any it is believed to be `ANSWER_TOKENS`, as if so many had ended."""
-
-    tokens: float = BELIEVED_ENDS * ANSWER_TOKENS
-    ends: float = BELIEVED_ENDS
-
-    @property
-    def mean(self) -> float:
-        return self.tokens / self.ends
-
-    def end(self) -> None:
-        self.ends += 1
-        if self.ends > ENDS_MAX:
-            self.tokens, self.ends = self.tokens / 2, self.ends / 2
 
 
 class Admission:
@@ -118,6 +109,7 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
+        chosen: Callable[[Work], InstanceId | None],
         *,
         capacity: Mapping[ModelId, int],
         max_batch: int,
@@ -131,41 +123,28 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
+        self._chosen = chosen
         self._capacity = capacity
         self._max_batch = max_batch
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
-        self._made: defaultdict[tuple[InstanceId, ModelId], int] = defaultdict(int)  # tokens, since they came there
-        self._answers: defaultdict[ModelId, _Answers] = defaultdict(_Answers)
 
     def placed(self, instance: InstanceId, job: Job) -> None:
         if job.priority:
             self._more[instance, job.model] += worth_of(job.priority) - 1
 
-    def left(self, instance: InstanceId, job: Job, made: int) -> None:
-        """It has made so many tokens there."""
-        self._made[instance, job.model] -= made
+    def left(self, instance: InstanceId, job: Job) -> None:
         if job.priority:
             self._more[instance, job.model] -= worth_of(job.priority) - 1
 
-    def made(self, instance: InstanceId | None, model: ModelId, tokens: int) -> None:
-        """A request has made so many more tokens; `instance` is where it was placed to be decoded."""
-        self._answers[model].tokens += tokens
-        if instance is not None:
-            self._made[instance, model] += tokens
-
-    def ended(self, model: ModelId) -> None:
-        self._answers[model].end()
-
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
-        self._drop([key for key in (*self._more, *self._made) if key[0] == instance])
+        self._drop([key for key in self._more if key[0] == instance])
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests."""
         self._refused.discard(model)
-        self._answers.pop(model, None)
-        self._drop([key for key in (*self._more, *self._made) if key[1] == model])
+        self._drop([key for key in self._more if key[1] == model])
 
     def late_ns(self, work: Work, priority: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
@@ -185,16 +164,16 @@ class Admission:
         """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
-        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
+        at = self._chosen(work) if self._decodes else None
+        wait_ns = self._wait_ns(work, priority, at) if at else 0
         if not self._prefills:
-            return min(waits_ns, default=None) if self._mixed else None
+            return wait_ns if at in self._mixed else None
         chosen = self._prefill_policy.place(work, self._prefills)
-        return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
+        return max(self._prefills.expected_ns(chosen, work), wait_ns)
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
-            self._more.pop(key, None)
-            self._made.pop(key, None)
+            del self._more[key]
 
     def _any_idle(self) -> bool:
         """Whether who comes has an instance for itself."""
@@ -227,14 +206,13 @@ class Admission:
         self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0
     ) -> Claim:
         """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
-        slo, answers = self._specs[model].slo, self._answers.get(model)
-        lasting_ns = (answers.mean if answers else ANSWER_TOKENS) * slo.tbt_ns
-        tokens += self._made.get((instance, model), 0)
+        slo = self._specs[model].slo
         batches = max(-(-tokens // max(self._capacity[model], 1)), -(-requests // self._max_batch), 1)
-        step_ns = self._latency[model].decode_ns(tokens // batches, -(-requests // batches))
+        step_ns = self._latency[model].decode_ns(tokens // batches)
         demand = self._demand_of(model, tokens)._replace(steps_ppm=_PPM * batches * step_ns // slo.tbt_ns)
         worth = requests + self._more.get((instance, model), 0.0) + more
-        return Claim(demand, batches, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, lasting_ns)
+        newest = min(max(requests - (batches - 1) * self._max_batch, 1), requests / batches)
+        return Claim(demand, batches, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, newest / requests)
 
 
 def worth_of(priority: int) -> float:

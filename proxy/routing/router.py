@@ -125,6 +125,7 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
+            self._chosen,
             capacity=self._capacity,
             max_batch=max_batch,
         )
@@ -353,7 +354,6 @@ class Router:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
-        self.admission.made(session.decode, session.job.model, len(tokens))
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -574,15 +574,12 @@ class Router:
         self._moves.left(session.job.model, request)
         if session.prefill is not None and session.prefill in self._prefills:
             self._prefills.remove(session.prefill, request)
-        if session.decode is not None and session.decode in self._decodes:
-            tokens = self._decodes.remove(session.decode, request)
-            if tokens is not None:
-                made = len(session.job.prompt) + len(session.sent) - tokens
-                self.admission.left(session.decode, session.job, made)
+        at = session.decode
+        if at is not None and at in self._decodes and self._decodes.remove(at, request):
+            self.admission.left(at, session.job)
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)
-        self.admission.ended(session.job.model)
         if self._reasons and step is Step.FAIL:
             self._explain_failure(session, message)
         self._out.append(Ended(request, advance(session.state, step), reason, message))

@@ -24,8 +24,9 @@ LEAST_RATIO, MEDIAN_RATIO = 0.98, 1.15
 
 class LoadFigures(Struct, frozen=True, omit_defaults=True):
     """`on_time` of the tokens that were asked for, also as tokens for each second of the workload; `first_on_time` of
-    the requests had their first token in time. Those that were `refused` are among the `failed`. TTFT is of those that got one. `computing` is the share of all
-    instances' time, until the last request has ended after `makespan_s`, in which they computed."""
+    the requests had their first token in time. Those that were `refused` are among the `failed`. TTFT is of those that
+    got one. `computing` is the share of all instances' time, until the last request has ended after `makespan_s`, in
+    which they computed."""
 
     requests: int
     failed: int

@@ -13,9 +13,9 @@ from msgspec.structs import replace as replaced
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, RequestId
-from aegis.core.messages import Phase, Prefilled, Started, Tokens
+from aegis.core.messages import Phase, Prefilled, Started
 from aegis.core.model import Slo
-from aegis.core.request import FinishReason, Job, Sampling, Token
+from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
 from aegis.core.views import Work
 from aegis.sim.faults.fake_models import make_spec
@@ -55,7 +55,7 @@ def claim(
     memory: float = 0.0,
 ) -> Claim:
     demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
-    return Claim(demand, batches, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS, ANSWER_TOKENS * TBT_NS)
+    return Claim(demand, batches, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
 
 
 CLAIMS = st.builds(
@@ -77,7 +77,7 @@ def wants(*claims: Claim) -> float:
     return together.load_ppm / PPM + sum(each.prefill_ns for each in claims) / TTFT_NS
 
 
-# --- the rule -----------------------------------------------------------------------------------------------------------
+# --- the rule -------------------------------------------------------------------------------------------------------
 
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6))
@@ -104,7 +104,7 @@ def test_waits_are_finite_and_more_before_one_makes_none_shorter(own: Claim, oth
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6))
 def test_nobody_waits_for_those_that_make_fewer_tokens_on_time_a_second(own: Claim, others: list[Claim]) -> None:
-    before = [other for other in others if other.density >= own.density]
+    before = [other for other in others if other.density >= own.newest_density]
     assert wait_ns(own, others) == wait_ns(own, before)
     assert wait_ns(replace(own, worth=1e12), others) == wait_ns(own, [])
 
@@ -119,8 +119,8 @@ def test_a_request_waits_until_answers_before_it_have_left_it_room() -> None:
     hot, cold = claim(0.9, worth=100), claim(0.3)
     assert wait_ns(hot, [cold]) == 0
     some = wait_ns(cold, [hot])
-    lasting = replace(hot, lasting_ns=3 * hot.lasting_ns)
-    assert 0 < some < ANSWER_TOKENS * TBT_NS and wait_ns(cold, [lasting]) == pytest.approx(3 * some)
+    slower = replace(hot, tbt_ns=3 * hot.tbt_ns)
+    assert 0 < some < ANSWER_TOKENS * TBT_NS and wait_ns(cold, [slower]) == pytest.approx(3 * some)
     assert wait_ns(cold, [hot, replace(hot, worth=99)]) > some
 
 
@@ -131,7 +131,7 @@ def test_a_little_more_load_is_a_little_longer_wait() -> None:
     assert waits == sorted(waits) and max(b - a for a, b in pairwise(waits)) < NS_PER_S / 5
 
 
-# --- a router's answers -----------------------------------------------------------------------------------------------
+# --- a router's answers ---------------------------------------------------------------------------------------------
 
 
 class Pool:
@@ -156,11 +156,6 @@ class Pool:
         at, named = HERE, RequestId(request)
         for message in (Started(named, 1), Prefilled(named, 1, Token(5), None, 1), Phase((named,), running=True)):
             self.tell(MessageReceived(at, message))
-
-    def make(self, request: int, first: int, tokens: int, *, ends: bool = False) -> None:
-        finish = FinishReason.STOP if ends else None
-        made = Tokens(RequestId(request), 1, first, (Token(5),) * tokens, finish)
-        self.tell(MessageReceived(HERE, made))
 
     def late_ns(self, model: ModelId, *, tokens: int = 50, priority: int = 0) -> int | None:
         return self.core.admission.late_ns(Work(model, tokens), priority)
@@ -224,20 +219,20 @@ def test_asking_places_nobody() -> None:
     assert (pool.core.loads(), pool.core.load_ppm(), pool.core.sample(), pool.core.states()) == before
 
 
+SHORT_OF = 0.6
+"""Of the time that all want of an instance, so that it has not enough for them."""
+
+
 def crowded() -> Pool:
     """Each model wants most of the instance's time, and A has most requests."""
     pool = Pool(HERE, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=HASTY.tbt_ns))
     for request in range(1, 9):
         pool.arrive(request, A if request > 3 else B, tokens=20)
         pool.begin(request)
-    need_ns = SLOW_SHARES * pool.core.load_ppm()[HERE] * HASTY.tbt_ns // PPM
+    need_ns = SHORT_OF * pool.core.load_ppm()[HERE] * HASTY.tbt_ns // PPM
     for model in (A, B, C):
         pool.tell(SloSet(model, Slo(ttft_ns=TTFT_NS, tbt_ns=round(need_ns))))
     return pool
-
-
-SLOW_SHARES = 0.6
-"""Of what all want of an instance with the first deadlines, so that it has not enough time for them."""
 
 
 def test_the_more_urgent_a_request_is_the_less_it_waits() -> None:
@@ -248,16 +243,3 @@ def test_the_more_urgent_a_request_is_the_less_it_waits() -> None:
     assert waits > pool.expected_ns(B)
     pool.tell(ClientLeft(RequestId(20)))
     assert pool.expected_ns(A) < waits
-
-
-def test_longer_answers_are_waited_for_longer() -> None:
-    pool = crowded()
-    waits = pool.expected_ns(C)
-    pool.make(8, 1, 5000)
-    longer = pool.expected_ns(C)
-    assert longer > 2 * waits
-    pool.make(8, 5001, 1, ends=True)
-    for request in (7, 6, 5):
-        pool.make(request, 1, 1, ends=True)
-    assert pool.expected_ns(C) < longer
-    assert not pool.core.admission._made[HERE, A] - 1, "of the one that is left, and which has its first token"
