@@ -1,7 +1,7 @@
 """What becomes of a market on the GPUs of its plan when its traffic grows: `aegis plan`.
 
-At each load the policy that answers is simulated, without and with `--refuse-late`, and every rival of the suite `gpus`.
-The best rival is that with most tokens on time at that load, so it may be another one at each.
+At each load the policy that answers is simulated, without and with `--refuse-late`, and every rival of the suite
+`gpus`. The best rival is that with most tokens on time at that load, so it may be another one at each.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Where the requests of an instance want more than its time, instances keep those 
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
 (1) Models are in the order of their worth over what they need, and the batch that the new request is in, among them. A
-    request is worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
-    `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
+    request is worth one, and twice as much for each step of priority; what they need is a share of the instance's time,
+    as in `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
     is room for a batch of its model beside theirs, nobody runs it. Other batches of its model are before it too.
 (3) Then its prefill and those before it have the time that steps leave.
@@ -111,10 +111,10 @@ class Admission:
         demand_of: Callable[[ModelId, int], Demand],
         chosen: Callable[[Work], InstanceId | None],
         *,
-        capacity: Mapping[ModelId, int],
         max_batch: int,
     ) -> None:
-        """An instance holds `capacity` tokens of a model's KV, and runs `max_batch` requests of it in a step."""
+        """An instance runs `max_batch` requests of a model in a step. KV that does not fit beside that of others is
+        brought in and out like weights (`Demand.load_ppm`)."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -124,7 +124,6 @@ class Admission:
         self._mixed = mixed
         self._demand_of = demand_of
         self._chosen = chosen
-        self._capacity = capacity
         self._max_batch = max_batch
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
@@ -207,11 +206,11 @@ class Admission:
     ) -> Claim:
         """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
         slo = self._specs[model].slo
-        batches = max(-(-tokens // max(self._capacity[model], 1)), -(-requests // self._max_batch), 1)
+        batches = max(-(-requests // self._max_batch), 1)
         step_ns = self._latency[model].decode_ns(tokens // batches)
         demand = self._demand_of(model, tokens)._replace(steps_ppm=_PPM * batches * step_ns // slo.tbt_ns)
         worth = requests + self._more.get((instance, model), 0.0) + more
-        newest = min(max(requests - (batches - 1) * self._max_batch, 1), requests / batches)
+        newest = requests - (batches - 1) * self._max_batch
         return Claim(demand, batches, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, newest / requests)
 
 

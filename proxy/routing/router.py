@@ -126,7 +126,6 @@ class Router:
             self._mixed,
             self._demand_of,
             self._chosen,
-            capacity=self._capacity,
             max_batch=max_batch,
         )
         self._places = Places()
