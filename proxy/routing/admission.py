@@ -3,11 +3,11 @@
 Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
-(1) Models are in the order of their worth over what they need, and the batch that the new request is in, among them. A
-    request is worth one, and twice as much for each step of priority; what they need is a share of the instance's time,
-    as in `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
+(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
+    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+    `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
-    is room for a batch of its model beside theirs, nobody runs it. Other batches of its model are before it too.
+    is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
 
 It is late if that takes more than its TTFT where it would be placed. Once a model has been refused, its next request is
@@ -47,48 +47,31 @@ _PPM: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the requests of a model, in so many batches, want of an instance; `prefill_ns` is the time of those that
-    wait there."""
+    """What the requests of a model want of an instance; `prefill_ns` is the time of those that wait there."""
 
     demand: Demand
-    batches: int
     prefill_ns: int
     worth: float
     ttft_ns: int
     tbt_ns: int
-    newest: float = 1.0  # share of its worth that is in its last batch
 
     @property
     def density(self) -> float:
-        return self._density(self.worth, self.demand)
-
-    @property
-    def newest_density(self) -> float:
-        """Of the last batch, which is the one that a new request is in."""
-        return self._density(self.worth * self.newest, self.one_batch)
-
-    @property
-    def one_batch(self) -> Demand:
-        return self.demand._replace(steps_ppm=self.demand.steps_ppm // self.batches)
-
-    def _density(self, worth: float, demand: Demand) -> float:
-        needs = demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
-        return worth / max(needs * self.tbt_ns, 1.0)
+        needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
+        return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
 def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
-    density = own.newest_density
+    density = own.density
     before = [claim for claim in others if claim.density >= density]
-    demand, one = own.demand, own.one_batch
-    rest_ppm = demand.steps_ppm - one.steps_ppm
-    together, prefill_ns, steps_ppm, weighed_ns = demand, own.prefill_ns, rest_ppm, rest_ppm * own.tbt_ns
+    together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
-        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
         steps_ppm += claim.demand.steps_ppm
-    alone = one.load_ppm / _PPM
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    alone = own.demand.load_ppm / _PPM
     wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
@@ -110,11 +93,7 @@ class Admission:
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
         chosen: Callable[[Work], InstanceId | None],
-        *,
-        max_batch: int,
     ) -> None:
-        """An instance runs `max_batch` requests of a model in a step. KV that does not fit beside that of others is
-        brought in and out like weights (`Demand.load_ppm`)."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -124,7 +103,6 @@ class Admission:
         self._mixed = mixed
         self._demand_of = demand_of
         self._chosen = chosen
-        self._max_batch = max_batch
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
 
@@ -206,12 +184,8 @@ class Admission:
     ) -> Claim:
         """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
         slo = self._specs[model].slo
-        batches = max(-(-requests // self._max_batch), 1)
-        step_ns = self._latency[model].decode_ns(tokens // batches)
-        demand = self._demand_of(model, tokens)._replace(steps_ppm=_PPM * batches * step_ns // slo.tbt_ns)
         worth = requests + self._more.get((instance, model), 0.0) + more
-        newest = requests - (batches - 1) * self._max_batch
-        return Claim(demand, batches, prefill_ns, worth, slo.ttft_ns, slo.tbt_ns, newest / requests)
+        return Claim(self._demand_of(model, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
 
 
 def worth_of(priority: int) -> float:

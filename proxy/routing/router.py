@@ -126,7 +126,6 @@ class Router:
             self._mixed,
             self._demand_of,
             self._chosen,
-            max_batch=max_batch,
         )
         self._places = Places()
         self._moves = Moves()

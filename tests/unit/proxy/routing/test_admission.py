@@ -48,20 +48,18 @@ HASTY = Slo(ttft_ns=NS_PER_MS, tbt_ns=20 * NS_PER_MS)
 def claim(
     steps: float,
     *,
-    batches: int = 1,
     prefill_s: float = 0.0,
     worth: float = 1.0,
     loads: float = 0.0,
     memory: float = 0.0,
 ) -> Claim:
     demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
-    return Claim(demand, batches, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
+    return Claim(demand, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
 
 
 CLAIMS = st.builds(
     claim,
     st.floats(0, 3),
-    batches=st.integers(1, 5),
     prefill_s=st.floats(0, 60),
     worth=st.floats(0.01, 100),
     loads=st.floats(0, 2),
@@ -104,15 +102,9 @@ def test_waits_are_finite_and_more_before_one_makes_none_shorter(own: Claim, oth
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6))
 def test_nobody_waits_for_those_that_make_fewer_tokens_on_time_a_second(own: Claim, others: list[Claim]) -> None:
-    before = [other for other in others if other.density >= own.newest_density]
+    before = [other for other in others if other.density >= own.density]
     assert wait_ns(own, others) == wait_ns(own, before)
     assert wait_ns(replace(own, worth=1e12), others) == wait_ns(own, [])
-
-
-def test_a_batch_waits_for_the_others_of_its_model() -> None:
-    assert wait_ns(claim(0.9, batches=3), []) == 0
-    assert 0 < wait_ns(claim(1.2, batches=3), []) < wait_ns(claim(1.5, batches=3), [])
-    assert wait_ns(claim(1.5), []) == 0, "but a single one has all of the time"
 
 
 def test_a_request_waits_until_answers_before_it_have_left_it_room() -> None:
