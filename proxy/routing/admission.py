@@ -10,7 +10,7 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
     is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
 
-It is late if that takes more than its TTFT where it would be placed. Once a model has been refused, its next request is
+It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is
 taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
 or ends.
 
@@ -92,7 +92,6 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
-        chosen: Callable[[Work], InstanceId | None],
     ) -> None:
         self._prefill_policy = prefill_policy
         self._specs = specs
@@ -102,7 +101,6 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
-        self._chosen = chosen
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
 
@@ -141,12 +139,11 @@ class Admission:
         """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
-        at = self._chosen(work) if self._decodes else None
-        wait_ns = self._wait_ns(work, priority, at) if at else 0
+        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
         if not self._prefills:
-            return wait_ns if at in self._mixed else None
+            return min(waits_ns, default=None) if self._mixed else None
         chosen = self._prefill_policy.place(work, self._prefills)
-        return max(self._prefills.expected_ns(chosen, work), wait_ns)
+        return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:

@@ -125,7 +125,6 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
-            self._chosen,
         )
         self._places = Places()
         self._moves = Moves()
