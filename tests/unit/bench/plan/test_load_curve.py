@@ -146,7 +146,7 @@ def test_who_refuses_has_the_same_requests(curve: LoadCurve) -> None:
         assert (refusing.asked_per_s, ours.refused) == (ours.asked_per_s, 0)
     half, _, most = curve.refusing.points
     assert half.refused == 0 < most.refused
-    soon_ms, late_ms = (point.figures.ttft_p99_ms for point in (most, curve.ours.points[-1]))
+    soon_ms, late_ms = (point.figures.ttft_p50_ms for point in (most, curve.ours.points[-1]))
     assert soon_ms and late_ms and soon_ms < late_ms / 2
 
 
