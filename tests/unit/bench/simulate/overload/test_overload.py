@@ -124,7 +124,7 @@ def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_ano
     first = written(overload(directory, tiny=True), tmp_path, choice)
     assert [cell["cell"] for cell in first["cells"]] == ["arena/1gpus", "poisson-0.5rps/x1.5"]
     assert first["cells"][0]["setting"]["trace"] == "arena27.csv.gz"
-    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3]
+    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3, 3]
     assert written(overload(tiny=True), tmp_path, choice) == first
 
 
