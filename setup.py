@@ -57,6 +57,7 @@ COMPILED = (
     "prefill/policies/grouped_fcfs.py",
     "prefill/queue.py",
     "prefill/eviction.py",
+    "proxy/routing/admission.py",
     "proxy/routing/decode_lists.py",
     "proxy/routing/first_tokens.py",
     "proxy/routing/sorted_lists.py",

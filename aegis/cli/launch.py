@@ -142,7 +142,7 @@ def launch(
         str | None, typer.Option(metavar="SIZE", help="A longer request is answered 413. [default: 4MiB]")
     ] = None,
     refuse_late: Annotated[
-        bool, typer.Option("--refuse-late", help="Answer 429 where the first token would be late.")
+        bool, typer.Option("--refuse-late", help="Answer 429 whom there is no time to serve.")
     ] = False,
     shutdown_timeout: Annotated[
         str | None,

@@ -179,7 +179,7 @@ class Server(Section):
     body_max: Size = Field(default=4 << 20, description="A longer request is answered 413")
     refuse_late: bool = Field(
         default=False,
-        description="A request whose first token would be late by the schedulers' estimate is answered 429",
+        description="A request that cannot be served in time by the schedulers' estimate is answered 429",
     )
     reader_timeout_s: Positive = Field(
         default=60.0, description="A client that takes nothing of an answer for so long is cut off"

@@ -33,6 +33,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, Sampling
+from aegis.core.views import Work
 from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
 from aegis.sim.flows import Link
@@ -42,7 +43,7 @@ from aegis.sim.reused_prefixes import ReusedPrefixes
 from aegis.sim.timeline_semaphores import TimelineSemaphores
 from aegis.sim.times import Times
 from aegis.telemetry.decisions import DecisionLog
-from aegis.telemetry.records import Record
+from aegis.telemetry.records import REFUSED, Record
 from aegis.telemetry.spans import Span
 from memory.page_arbiter import TICK_NS, PageArbiter
 from memory.peers.links import PeerLinks
@@ -118,8 +119,9 @@ class SimMarket:
         slab_bytes: int = 0,
         reuses: bool = False,
         placement: Placement | None = None,
+        refuses_late: bool = False,
     ) -> None:
-        """`slab_bytes` matter where it `reuses` KV."""
+        """`slab_bytes` matter where it `reuses` KV. If it `refuses_late`, the proxy does."""
         self.agenda = agenda
         self.semaphores = TimelineSemaphores()
         self.instances: dict[InstanceId, SimInstance] = {}
@@ -131,6 +133,7 @@ class SimMarket:
         self._message_ns = message_ns
         self._keep_times = keep_times
         self._reuses = reuses
+        self._refuses_late = refuses_late
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._memory = NodeMemory(host_slabs, slab_bytes, specs.get)
@@ -222,6 +225,11 @@ class SimMarket:
         if wanted.output_tokens > sampling.max_tokens:
             sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
         job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
+        work = Work(job.model, len(prompt))
+        if self._refuses_late and self._core.admission.late_ns(work, job.priority) is not None:
+            self._refused(job, wanted.output_tokens)
+            self._next(arrivals)
+            return
         self._reused.note(request, wanted.reused_tokens, len(prompt))
         self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(RequestArrived(job))
@@ -253,6 +261,20 @@ class SimMarket:
                 first_ns=fate.first_ns,
                 last_ns=fate.last_ns,
                 token_times_ns=tuple(fate.times or ()),
+            )
+        )
+
+    def _refused(self, job: Job, output_tokens: int) -> None:
+        """Nothing but its record is kept."""
+        self.records.append(
+            Record(
+                request=job.request,
+                model=job.model,
+                arrival_ns=job.arrival_ns,
+                input_tokens=len(job.prompt),
+                output_tokens=output_tokens,
+                ended=REFUSED,
+                on_time=0,
             )
         )
 

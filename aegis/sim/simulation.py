@@ -69,6 +69,7 @@ class Pool:
     lanes: bool = False  # instances may divide their devices, where policies do
     noise: float = 0.0  # standard deviation of runs, as a share of what they take
     noise_seed: int = 0
+    refuses_late: bool = False  # its proxy refuses who would be late
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
 
     def instances(self) -> dict[InstanceId, Role]:
@@ -177,6 +178,7 @@ def simulate(
         slab_bytes=pool.slab_bytes,
         reuses=pool.reuses,
         placement=_placement(pool, site, hardware),
+        refuses_late=pool.refuses_late,
     )
     for spec in pool.specs:
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))

@@ -56,7 +56,7 @@ class RequestLog:
             life.times_ns += [now_ns] * count
 
     def end(self, request: RequestId, how: str) -> None:
-        """`how` is "finished", "failed" or "cancelled"."""
+        """`how`: as in `Record.ended`."""
         life = self._lives.pop(request)
         self._ended(
             Record(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from aegis.core.ids import ModelId, RequestId
+
+REFUSED: Final = "refused"
 
 
 class Record(Struct, frozen=True):
@@ -19,7 +23,7 @@ class Record(Struct, frozen=True):
     arrival_ns: int
     input_tokens: int
     output_tokens: int  # that were asked for
-    ended: str  # "finished", "failed" or "cancelled"
+    ended: str  # "finished", "failed", "cancelled" or "refused", which is before anything was done
     on_time: int
     first_ns: int | None = None
     last_ns: int | None = None

@@ -1,7 +1,7 @@
 """What becomes of a market on the GPUs of its plan when its traffic grows: `aegis plan`.
 
-At each load the policy that answers is simulated, and every rival of the suite `gpus`. The best rival is that with most
-tokens on time at that load, so it may be another one at each.
+At each load the policy that answers is simulated, without and with `--refuse-late`, and every rival of the suite
+`gpus`. The best rival is that with most tokens on time at that load, so it may be another one at each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.sim.simulation import Outcome
-from aegis.telemetry.records import Record
+from aegis.telemetry.records import REFUSED, Record
 from bench.plan.search import Plan, PlanSettings
 from bench.simulate.cells.search import end_of
 from bench.simulate.cells.suites import gpus, untuned
@@ -25,7 +25,6 @@ from bench.simulate.workers import each
 
 LOADS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 _LOAD_MIN, _LOAD_MAX = 0.01, 100.0
-_REFUSED = "refused"
 
 
 class LoadPoint(Struct, frozen=True):
@@ -45,11 +44,13 @@ class LoadLine(Struct, frozen=True):
 
 
 class LoadCurve(Struct, frozen=True):
-    """On so many GPUs, with the requests of this seed. `best_rival` is for each load a place among `rivals`."""
+    """On so many GPUs, with the requests of this seed. `refusing`: ours, where requests that could not be served in
+    time are refused. `best_rival` is for each load a place among `rivals`."""
 
     gpus: int
     seed: int
     ours: LoadLine
+    refusing: LoadLine
     rivals: list[LoadLine]
     best_rival: list[int]
 
@@ -87,8 +88,8 @@ def load_curve(settings: PlanSettings, answer: Plan, loads: Sequence[float]) -> 
     placed = _placed(settings, need.contender, need.policy, most.seed, count)
     tasks = [replace(setting, load=load) for setting in placed.values() for load in loads]
     points = iter(each(_point, tasks, jobs=settings.jobs, title="more traffic"))
-    ours, *rivals = (LoadLine(name, [next(points) for _ in loads]) for name in placed)
-    return LoadCurve(count, most.seed, ours, rivals, best_rivals(rivals))
+    ours, refusing, *rivals = (LoadLine(name, [next(points) for _ in loads]) for name in placed)
+    return LoadCurve(count, most.seed, ours, refusing, rivals, best_rivals(rivals))
 
 
 def best_rivals(rivals: Sequence[LoadLine]) -> list[int]:
@@ -98,7 +99,7 @@ def best_rivals(rivals: Sequence[LoadLine]) -> list[int]:
 
 
 def _placed(settings: PlanSettings, ours: str, policy: str, seed: int, count: int) -> dict[str, Setting]:
-    """Ours, then its rivals: those that can run on so many GPUs, each way to run them once."""
+    """Ours, ours that refuses, then its rivals: those that can run on so many GPUs, each way to run them once."""
     setting = replace(settings.setting, policy=policy, seed=seed)
     suite = untuned(gpus(setting, "plan"))
     own = next(each for each in suite.contenders if each.name == ours)
@@ -106,7 +107,8 @@ def _placed(settings: PlanSettings, ours: str, policy: str, seed: int, count: in
     def of(contender: Contender) -> Setting:
         return suite.search(suite.cells[0], contender, seed, None).placed(count)
 
-    placed = {own.name: of(own)}
+    mine = of(own)
+    placed = {own.name: mine, f"{own.name}, refusing": replace(mine, refuse_late=True)}
     for rival in suite.rivals_of(policy):
         if (other := of(rival)) not in placed.values() and (count > 1 or pool_of(other).mixed):
             placed[rival.name] = other
@@ -126,7 +128,7 @@ def point_of(load: float, outcome: Outcome) -> LoadPoint:
 
 
 def _refused(records: Iterable[Record]) -> int:
-    return sum(record.ended == _REFUSED for record in records)
+    return sum(record.ended == REFUSED for record in records)
 
 
 def _rank(point: LoadPoint) -> tuple[float, float]:

@@ -11,8 +11,8 @@ from bench.plan.load_curve import LoadCurve, LoadPoint
 from bench.simulate import plot_files
 
 _ASKED = 2.0  # what people ask first
-_TITLES = ("on time", "tokens/s", "refused", "TTFT p99")
-_REFUSED = _TITLES.index("refused")
+_TITLES = ("on time", "tokens/s", "TTFT p99")
+_REFUSING = ("refused", "refusing: on time", "tokens/s", "TTFT p99")
 
 
 def load_sentence(curve: LoadCurve, gpu: str) -> str:
@@ -27,15 +27,14 @@ def load_sentence(curve: LoadCurve, gpu: str) -> str:
 
 
 def load_table(curve: LoadCurve) -> Table:
-    """A row for each load. Refusals have columns where there are any."""
+    """A row for each load: ours, ours that refuses, and the best rival."""
     shown = Table(box=None, pad_edge=False)
-    refuses = any(point.refused for line in (curve.ours, *curve.rivals) for point in line.points)
-    titles = [title for at, title in enumerate(_TITLES) if refuses or at != _REFUSED]
-    for title in ("traffic", "asked for", *titles, "best rival", *titles):
+    for title in ("traffic", "asked for", *_TITLES, *_REFUSING, "best rival", *_TITLES):
         shown.add_column(title, justify="left" if title == "best rival" else "right")
-    for ours, line, theirs in curve.beside():
-        own, other = (_cells(point, refuses=refuses) for point in (ours, theirs))
-        shown.add_row(f"{ours.load:g} ×", number(ours.asked_per_s), *own, line.contender, *other)
+    for at, (ours, line, theirs) in enumerate(curve.beside()):
+        refusing = curve.refusing.points[at]
+        own = (*_cells(ours), f"{refusing.refused:,}", *_cells(refusing))
+        shown.add_row(f"{ours.load:g} ×", number(ours.asked_per_s), *own, line.contender, *_cells(theirs))
     return shown
 
 
@@ -44,11 +43,11 @@ def draw(curve: LoadCurve, gpu: str, file: Path) -> None:
     UserError."""
     figure, (shares, rates) = plot_files.sheet(2, f"Tokens on time with {curve.gpus} × {gpu}")
     best = [line for at, line in enumerate(curve.rivals) if at in curve.best_rival]
-    lines = [*(line for line in curve.rivals if line not in best), *best, curve.ours]
+    lines = [*(line for line in curve.rivals if line not in best), *best, curve.refusing, curve.ours]
     loads = [point.load for point in curve.ours.points]
     rates.plot(loads, [point.asked_per_s for point in curve.ours.points], "--", color="grey", label="asked for")
     for at, line in enumerate(lines):
-        known = line in best or line is curve.ours
+        known = line in (*best, curve.refusing, curve.ours)
         color = f"C{len(lines) - 1 - at}" if known else "lightgrey"
         style = {"color": color, "marker": "o" if known else None, "markersize": 3.5}
         label = line.contender if known else None
@@ -65,11 +64,10 @@ def draw(curve: LoadCurve, gpu: str, file: Path) -> None:
     plot_files.save(figure, file)
 
 
-def _cells(point: LoadPoint, *, refuses: bool) -> list[str]:
+def _cells(point: LoadPoint) -> list[str]:
     ttft_ms = point.figures.ttft_p99_ms
     return [
         percent(point.figures.attainment),
         number(point.on_time_per_s),
-        *([f"{point.refused:,}"] if refuses else []),
         seconds(None if ttft_ms is None else ttft_ms / 1e3),
     ]

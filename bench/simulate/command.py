@@ -95,6 +95,9 @@ def simulate(
             help="Models move between instances by load: pressure, or kvpr (Prism's). [default: none does]",
         ),
     ] = None,
+    refuse_late: Annotated[
+        bool, typer.Option("--refuse-late", help="Requests that could not be served in time are refused.")
+    ] = False,
     sweep: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="A key of the workload, like models=16:80:8.")
     ] = None,

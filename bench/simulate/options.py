@@ -52,6 +52,7 @@ _OF_A_SETTING = (
     "lanes",
     "peer_loads",
     "placement",
+    "refuse_late",
 )
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
@@ -73,6 +74,7 @@ _NOT_OF_A_SUITE = (
     "noise",
     "peer_loads",
     "placement",
+    "refuse_late",
     "sweep",
     *_OF_ONE,
 )
@@ -91,6 +93,7 @@ _NOT_OF_CELLS = (
     "noise",
     "peer_loads",
     "placement",
+    "refuse_late",
 )
 _SEARCH_SEEDS = 3
 _MEASURED = "measured"

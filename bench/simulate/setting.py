@@ -46,6 +46,7 @@ _SELDOM = (
     "peer_loads",
     "load",
     "placement",
+    "refuse_late",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -60,6 +61,7 @@ class Setting:
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
     `placement`: models move by load, as that policy has it; None: they do not.
+    `refuse_late`: requests that could not be served in time are refused.
     `peer_loads`: the GPUs of a node carry parts of each other's loads.
     `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
@@ -103,6 +105,7 @@ class Setting:
     noise: float | None = None
     load: float | None = None
     placement: str | None = None
+    refuse_late: bool = False
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -145,6 +148,7 @@ def pool_of(setting: Setting) -> Pool:
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
         migrates=setting.placement is not None,
+        refuses_late=setting.refuse_late,
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)

@@ -21,14 +21,15 @@ from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
 from aegis.core.lifecycle import State
 from aegis.core.limits import Scope
 from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, Submit
-from aegis.core.model import ModelSpec
 from aegis.core.request import PRIORITY_MAX, Job, Sampling
 from aegis.core.role import Role
+from aegis.core.views import Work
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.requests import Metrics
 from aegis.telemetry.metrics.scrape import Family, scrape
 from aegis.telemetry.model_counts import Tally
+from aegis.telemetry.records import REFUSED
 from aegis.telemetry.registration import RegisteringModel
 from aegis.telemetry.request_stages import RequestStages
 from aegis.transport.links import Hub
@@ -196,10 +197,17 @@ class Proxy:
             raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
         if self._unavailable():
             raise UserError(self._unavailable(), status=503, kind="server_error")
-        if self._refuses_late and not sent:
-            self._refuse_late(served.spec, len(prompt))
+        ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
+        slo = served.spec.slo
+        if self._refuses_late and not (sent or first_choice or among):  # what was begun goes on
+            late_ns = self._core.admission.late_ns(Work(model, len(prompt)), ranked)
+            if late_ns is not None:
+                log, tokens = self._history.requests, sampling.max_tokens
+                log.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=tokens)
+                log.end(request, REFUSED)
+                raise _late(late_ns)
         handle = self._handles[request] = LiveSequenceHandle(
             request,
             self._happened,
@@ -208,12 +216,10 @@ class Proxy:
             among if isinstance(among, LiveSequenceHandle) else None,
         )
         self._node.notify(ModelUsed(model))
-        slo = served.spec.slo
         for watcher in (self._metrics, self._history.requests):
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
         if self._stages:
             self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
-        ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
         job = Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, ranked)
         self._happened(
             RequestArrived(job, first_choice.request if isinstance(first_choice, LiveSequenceHandle) else None)
@@ -240,14 +246,6 @@ class Proxy:
         """Fails every request that has not ended: the server is about to end, or no instance is left to serve them."""
         for request in list(self._handles):
             self._happened(ClientLeft(request))
-
-    def _refuse_late(self, spec: ModelSpec, tokens: int) -> None:
-        """Raises UserError if its first token would be late by the schedulers' estimates."""
-        expected_ns = self._core.expected_ttft_ns(spec.model, tokens)
-        late_ns = (expected_ns or 0) - spec.slo.ttft_ns
-        if late_ns > 0:
-            message = f"its first token would come {late_ns / NS_PER_S:.1f} s too late; try again later"
-            raise too_many(message, -(-late_ns // NS_PER_S), "would_be_late")
 
     def _unavailable(self) -> str:
         """The reason why no request can be served, if none can."""
@@ -407,3 +405,9 @@ class Proxy:
             self._history.requests.end(ended.request, "cancelled")
             why = self._unavailable()
             handle.put(Failed(why, 503) if why else Failed("cancelled", 499))
+
+
+def _late(late_ns: int) -> UserError:
+    retry_s = -(-late_ns // NS_PER_S)
+    message = f"its first token would come {late_ns / NS_PER_S:.1f} s too late; try again in {retry_s} s"
+    return too_many(message, retry_s, "would_be_late")

@@ -237,15 +237,16 @@ class DecodeLists:
         held.tokens += work.tokens
         self._share(known, work.model, held)
 
-    def remove(self, instance: InstanceId, request: RequestId) -> None:
-        """The request has left, or was not there."""
+    def remove(self, instance: InstanceId, request: RequestId) -> bool:
+        """The request has left; whether it was there."""
         known = self._lists[instance]
         model = known.models.pop(request, None)
         if model is None:
-            return
+            return False
         held = known.held[model]
         held.tokens -= held.requests.pop(request)
         self._share(known, model, held)
+        return True
 
     def _note_placed(self, known: _List, model: ModelId) -> None:
         if model not in known.placed:

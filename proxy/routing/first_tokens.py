@@ -11,14 +11,10 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import Work
-
-_PPM: Final = 1_000_000
-_LEAST_SHARE_PPM: Final = 100_000  # of an instance's time goes to prefills, however much its decode steps want
 
 
 @dataclass(slots=True)
@@ -87,18 +83,17 @@ class FirstTokens:
 
     def own_ns(self, instance: InstanceId, active: Sequence[ModelId] = ()) -> int:
         """To prefill all that this proxy has waiting there; models that are not `active` are brought in for it."""
-        waiting = self._waiting.get(instance)
-        return sum([self._model_ns(m, s, active) for m, s in waiting.models.items()]) if waiting else 0
+        return sum(self.by_model_ns(instance, active).values())
 
-    def expected_ns(self, work: Work, instance: InstanceId, active: Sequence[ModelId], steps_ppm: int) -> int:
-        """Until a request that came now would have its first token. Of the instance's time decode steps want
-        `steps_ppm`; they come first where both want more than there is, but never take all of it."""
-        waiting = self._waiting.get(instance) or _Waiting()
-        own = _Sums()
-        own.count(1, work.tokens)
-        there = (*active, *waiting.models)
-        work_ns = waiting.foreign_ns + self.own_ns(instance, active) + self._model_ns(work.model, own, there)
-        return work_ns * _PPM // max(_PPM - steps_ppm, _LEAST_SHARE_PPM)
+    def by_model_ns(self, instance: InstanceId, active: Sequence[ModelId] = ()) -> dict[ModelId, int]:
+        """The same, of each model that waits there."""
+        waiting = self._waiting.get(instance)
+        return {m: self._model_ns(m, s, active) for m, s in waiting.models.items()} if waiting else {}
+
+    def foreign_ns(self, instance: InstanceId) -> int:
+        """The time of the prefills that other proxies have placed there."""
+        waiting = self._waiting.get(instance)
+        return waiting.foreign_ns if waiting else 0
 
     def _model_ns(self, model: ModelId, sums: _Sums, active: Sequence[ModelId]) -> int:
         latency = self._latency[model]

@@ -45,6 +45,7 @@ from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
+from proxy.routing.admission import Admission
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import Demand, demand
 from proxy.routing.events import (
@@ -115,6 +116,16 @@ class Router:
         self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], Handle] = {}  # adopted and not released
         self._arrivals = Arrivals()
+        self.admission = Admission(
+            prefill_policy,
+            self._specs,
+            self._latency,
+            self._prefills,
+            self._decodes,
+            self._first_tokens,
+            self._mixed,
+            self._demand_of,
+        )
         self._places = Places()
         self._moves = Moves()
         self._out: list[Effect] = []
@@ -188,21 +199,6 @@ class Router:
         request has one, or no place yet."""
         return self._first_tokens.before(request)
 
-    def expected_ttft_ns(self, model: ModelId, tokens: int) -> int | None:
-        """The estimated time to the first token of a request that came now; None if there is no estimate."""
-        work = Work(model, tokens)
-        if model not in self._latency:
-            return None
-        if self._prefills:
-            chosen = self._prefill_policy.place(work, self._prefills)
-            return self._prefills.expected_ns(chosen, work)
-        instance = self._chosen(work) if self._mixed else None
-        if instance is None:
-            return None
-        return self._first_tokens.expected_ns(
-            work, instance, self._decodes.active_at(instance), self._decodes.load_ppm(instance)
-        )
-
     # --- placing ------------------------------------------------------------------------------------------------------
 
     def _place(self, request: RequestId) -> None:
@@ -264,6 +260,7 @@ class Router:
             placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
             self._out.append(placed(request, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
+        self.admission.placed(instance, self._sessions[request].job)
 
     def _refuse(self, request: RequestId) -> None:
         """Fails the request, unless an instance is to come back, which may have a place."""
@@ -473,6 +470,7 @@ class Router:
             self._prefills.down(instance)
         if instance in self._decodes:
             self._decodes.down(instance)
+            self.admission.down(instance)
             self._mixed.discard(instance)
             self._first_tokens.set_foreign(instance, 0)
         lost = {
@@ -535,6 +533,7 @@ class Router:
         self._moves.forget(model)
         self._places.set(model, ())
         self._arrivals.forget(model)
+        self.admission.forget(model)
         self._decodes.forget(model)
         self._latency.pop(model, None)
         self._ttft_ns.pop(model, None)
@@ -572,8 +571,9 @@ class Router:
         self._moves.left(session.job.model, request)
         if session.prefill is not None and session.prefill in self._prefills:
             self._prefills.remove(session.prefill, request)
-        if session.decode is not None and session.decode in self._decodes:
-            self._decodes.remove(session.decode, request)
+        at = session.decode
+        if at is not None and at in self._decodes and self._decodes.remove(at, request):
+            self.admission.left(at, session.job)
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)

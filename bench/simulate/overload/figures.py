@@ -11,6 +11,7 @@ from msgspec import Struct
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.sim.simulation import Outcome
+from aegis.telemetry.records import REFUSED
 from bench.simulate import figures
 from bench.simulate.contenders import OURS, Contender
 from bench.simulate.overload.suite import Cell
@@ -21,10 +22,11 @@ LEAST_RATIO, MEDIAN_RATIO = 0.98, 1.15
 """Ours over the best rival: in every cell, and in the median."""
 
 
-class LoadFigures(Struct, frozen=True):
+class LoadFigures(Struct, frozen=True, omit_defaults=True):
     """`on_time` of the tokens that were asked for, also as tokens for each second of the workload; `first_on_time` of
-    the requests had their first token in time. TTFT is of those that got one. `computing` is the share of all
-    instances' time, until the last request has ended after `makespan_s`, in which they computed."""
+    the requests had their first token in time. Those that were `refused` are among the `failed`. TTFT is of those that
+    got one. `computing` is the share of all instances' time, until the last request has ended after `makespan_s`, in
+    which they computed."""
 
     requests: int
     failed: int
@@ -36,6 +38,7 @@ class LoadFigures(Struct, frozen=True):
     switches: int
     computing: float
     makespan_s: float
+    refused: int = 0
 
 
 class Measured(Struct, frozen=True, omit_defaults=True):
@@ -80,6 +83,7 @@ def load_figures(outcome: Outcome, slos: Mapping[ModelId, Slo], seconds: int) ->
         switches=found.switches,
         computing=found.utilisation,
         makespan_s=found.duration_s,
+        refused=sum(record.ended == REFUSED for record in records),
     )
 
 

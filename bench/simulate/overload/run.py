@@ -22,7 +22,17 @@ from bench.simulate.workers import as_they_come
 
 _Key = tuple[str, str]
 """Cell, contender."""
-_RIGHT = ("on time, %", "tokens/s", "first, %", "TTFT p50, s", "TTFT p99, s", "switches", "computing, %", "makespan, s")
+_RIGHT = (
+    "on time, %",
+    "tokens/s",
+    "first, %",
+    "TTFT p50, s",
+    "TTFT p99, s",
+    "switches",
+    "computing, %",
+    "makespan, s",
+    "refused",
+)
 
 
 class Results(Struct, frozen=True, omit_defaults=True):
@@ -106,6 +116,7 @@ def _row(each: Measured, gpus: int) -> tuple[str, ...]:
         str(figures.switches),
         f"{100 * figures.computing:.1f}",
         f"{figures.makespan_s:.0f}",
+        str(figures.refused),
         described(each.tuned.parameters, gpus) if each.tuned else "",
     )
 

@@ -125,37 +125,52 @@ def test_tokens_are_of_a_second_in_which_requests_come() -> None:
     assert (point.asked_per_s, point.on_time_per_s, point.refused) == (2.5, 1.5, 0)
 
 
-def test_refusals_have_columns_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
-    refusing = structs.replace(record(1, asked=4), ended="refused")
-    assert point_of(1.0, outcome(records=[record(0, token_ms=(5,)), refusing])).refused == 1
-    rival = line("qlm", 0.9, 0.25)
-    plain = LoadCurve(3, 0, line("least-slack", 1.0, 0.5), [rival], [0, 0])
-    head, *rows = shown(plain, capsys)
-    assert "refused" not in head
-    assert rows[1].split() == ["2", "×", "200", "50.0", "%", "100", "100", "ms", "qlm", "25.0", "%", "50", "100", "ms"]
-    head, *rows = shown(structs.replace(plain, ours=line("least-slack", 1.0, 0.5, refused=1234)), capsys)
-    assert head.count("refused") == 2
-    assert rows[1].split()[3:8] == ["50.0", "%", "100", "1,234", "100"]
+def test_refusing_is_shown_beside_not_refusing(capsys: pytest.CaptureFixture[str]) -> None:
+    refused = structs.replace(record(1, asked=4), ended="refused")
+    assert point_of(1.0, outcome(records=[record(0, token_ms=(5,)), refused])).refused == 1
+    _, *rows = shown(of([line("qlm", 0.9, 0.25)], 1.0, 0.5), capsys)
+    own, refusing, theirs = rows[1].split()[3:8], rows[1].split()[8:14], rows[1].split()[14:]
+    assert own == ["50.0", "%", "100", "100", "ms"]
+    assert refusing == ["1,234", "60.0", "%", "120", "100", "ms"]
+    assert theirs == ["qlm", "25.0", "%", "50", "100", "ms"]
+
+
+def of(rivals: list[LoadLine], *ours: float) -> LoadCurve:
+    refusing = line("least-slack, refusing", *([0.6] * len(ours)), refused=1234)
+    return LoadCurve(3, 0, line("least-slack", *ours), refusing, rivals, best_rivals(rivals))
+
+
+def test_who_refuses_has_the_same_requests(curve: LoadCurve) -> None:
+    assert curve.refusing.contender == "least-slack, refusing"
+    for ours, refusing in zip(curve.ours.points, curve.refusing.points, strict=True):
+        assert (refusing.asked_per_s, ours.refused) == (ours.asked_per_s, 0)
+    half, _, most = curve.refusing.points
+    assert half.refused == 0 < most.refused
+    soon_ms, late_ms = (point.figures.ttft_p50_ms for point in (most, curve.ours.points[-1]))
+    assert soon_ms and late_ms and soon_ms < late_ms / 2
 
 
 def test_the_sentence_is_of_twice_the_traffic_or_of_the_most() -> None:
-    found = LoadCurve(3, 0, line("least-slack", 1.0, 0.5, 0.3), [line("qlm", 0.9, 0.25, 0.2)], [0, 0, 0])
+    found = of([line("qlm", 0.9, 0.25, 0.2)], 1.0, 0.5, 0.3)
     assert load_sentence(found, "h100") == (
         "At 2 × the traffic 3 × h100 have 50.0 % of tokens on time with least-slack, and 25.0 % with the best rival, "
         "qlm."
     )
-    once = LoadCurve(3, 0, line("least-slack", 1.0), [line("qlm", 0.9)], [0])
+    once = of([line("qlm", 0.9)], 1.0)
     assert load_sentence(once, "h100").startswith("At 1 × the traffic 3 × h100 have 100.0 %")
 
 
 def test_the_plot_names_the_policy_and_who_is_best_somewhere(tmp_path: Path) -> None:
     rivals = [line("qlm", 0.9, 0.1), line("serverlessllm", 0.5, 0.2), line("muxserve", 0.1, 0.1)]
-    found = LoadCurve(3, 0, line("least-slack", 1.0, 0.5), rivals, [0, 1])
+    found = of(rivals, 1.0, 0.5)
     for file in ("a.svg", "b.svg"):
         draw(found, "h100", tmp_path / file)
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn == (tmp_path / "b.svg").read_text()
-    assert all(f"<!-- {name} -->" in drawn for name in ("least-slack", "qlm", "serverlessllm", "asked for"))
+    assert all(
+        f"<!-- {name} -->" in drawn
+        for name in ("least-slack", "least-slack, refusing", "qlm", "serverlessllm", "asked for")
+    )
     assert "<!-- muxserve -->" not in drawn
     with pytest.raises(UserError, match="cannot write"):
         draw(found, "h100", tmp_path / "away" / "a.svg")

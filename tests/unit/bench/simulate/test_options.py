@@ -10,7 +10,7 @@ import pytest
 
 from aegis.cli.main import main
 from aegis.core.decision import Decision
-from aegis.telemetry.records import Record
+from aegis.telemetry.records import REFUSED, Record
 from aegis.telemetry.spans import Span
 
 SMALL = "poisson:models=4,rps=0.2,duration=10"
@@ -225,3 +225,20 @@ def test_a_mistake_costs_one_line_and_exit_code_2(simulate: Any, arguments: list
     assert (code, out) == (2, "")
     assert re.fullmatch(r"aegis: [^\n]+\n", err)
     assert line in err
+
+
+def test_who_is_refused_gets_nothing_and_has_missed_its_tokens(simulate: Any, tmp_path: Path) -> None:
+    """The same requests either way."""
+    asked = ["--workload", "poisson:models=6,rps=3,duration=10", "--mixed", "1", "--slo", "ttft=1,tbt=0.03"]
+    found = []
+    for refuses in ([], ["--refuse-late"]):
+        file = tmp_path / "records.jsonl"
+        assert simulate(*asked, *refuses, "--records", file)[0] == 0
+        found.append(msgspec.json.Decoder(Record).decode_lines(file.read_bytes()))
+    plain, refusing = ({record.request: record for record in records} for records in found)
+    refused = [record for record in refusing.values() if record.ended == REFUSED]
+    assert plain.keys() == refusing.keys() and all(record.ended == "finished" for record in plain.values())
+    assert 0 < len(refused) < len(plain)
+    for record in refused:
+        assert record.first_ns is None and record.on_time == 0
+        assert record.output_tokens == plain[record.request].output_tokens

@@ -36,6 +36,7 @@ from aegis.core.request import Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.history import History
+from aegis.telemetry.records import REFUSED
 from aegis.transport.node_messages import (
     Drain,
     FromProxy,
@@ -322,6 +323,8 @@ def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
         hasty.submit()
     assert (caught.value.status, caught.value.code) == (429, "would_be_late")
     assert caught.value.retry_after_s and caught.value.retry_after_s >= 3
+    (refused,) = hasty.proxy._history.records.since(0)
+    assert (refused.ended, refused.input_tokens, refused.output_tokens, refused.on_time) == (REFUSED, 2, 5, 0)
     assert hasty.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), sent=(7,)), "a retry is none"
     hasty.proxy.deliver(ForeignLoad(D0, 0, ()))
     hasty.submit()

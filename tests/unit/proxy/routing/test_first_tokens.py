@@ -42,16 +42,15 @@ def test_work_that_is_counted_elsewhere_takes_no_time_here() -> None:
     assert tokens.own_ns(HERE) == 0
 
 
-def test_the_estimate_is_all_prefills_and_the_switches_they_take() -> None:
-    tokens = waiting((1, HERE, A, 100), (2, HERE, A, 50))
+def test_the_work_is_all_prefills_and_the_switches_they_take() -> None:
+    tokens = waiting((1, HERE, A, 100), (2, HERE, A, 50), (3, HERE, B, 10))
     a, b = LATENCY[A], LATENCY[B]
-    backlog_ns = a.prefills_ns(2, 150, 100 * 100 + 50 * 50)
-    assert tokens.expected_ns(Work(A, 10), HERE, [A], 0) == backlog_ns + a.prefill_ns(10)
-    cold_ns = backlog_ns + a.switch_ns() + b.switch_ns() + b.prefill_ns(10)
-    assert tokens.expected_ns(Work(B, 10), HERE, [], 0) == cold_ns
+    prefills_ns = {A: a.prefills_ns(2, 150, 100 * 100 + 50 * 50), B: b.prefill_ns(10) + b.switch_ns()}
+    assert tokens.by_model_ns(HERE, [A]) == prefills_ns
+    assert tokens.own_ns(HERE) == sum(prefills_ns.values()) + a.switch_ns()
+    assert tokens.by_model_ns(THERE) == {} and tokens.foreign_ns(THERE) == 0
     tokens.set_foreign(HERE, 1_000_000)
-    assert tokens.expected_ns(Work(B, 10), HERE, [], 500_000) == 2 * (cold_ns + 1_000_000)
-    assert tokens.expected_ns(Work(B, 10), THERE, [B], 0) == b.prefill_ns(10)
+    assert tokens.foreign_ns(HERE) == 1_000_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.sampled_from([HERE, THERE]), st.integers(1, 99))))

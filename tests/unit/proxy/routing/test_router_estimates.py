@@ -11,6 +11,7 @@ from aegis.core.messages import Prefilled, Started
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
+from aegis.core.views import Work
 from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
@@ -34,7 +35,7 @@ def arrive(core: Router, *numbers: int) -> None:
 
 
 def expected_ns(core: Router) -> int:
-    estimate = core.expected_ttft_ns(SPEC.model, len(PROMPT))
+    estimate = core.admission.expected_ns(Work(SPEC.model, len(PROMPT)))
     assert estimate is not None
     return estimate
 
@@ -71,10 +72,10 @@ def test_what_other_proxies_have_waiting_counts() -> None:
 
 
 def test_nobody_can_tell_of_a_model_or_a_pool_that_is_not_there() -> None:
-    assert pool(Role.MIXED).expected_ttft_ns(ModelId("other"), 5) is None
+    assert pool(Role.MIXED).admission.expected_ns(Work(ModelId("other"), 5)) is None
     core = Router(GroupedFcfs(), LeastSlack(), Hardware())
     core.on(ModelUp(SPEC, 10_000), 0)
-    assert core.expected_ttft_ns(SPEC.model, 5) is None
+    assert core.admission.expected_ns(Work(SPEC.model, 5)) is None
 
 
 def test_deadlines_may_become_others() -> None:

@@ -28,7 +28,7 @@ from bench.simulate.overload.figures import (
     summary,
 )
 from bench.simulate.overload.run import Choice, run
-from bench.simulate.overload.suite import Cell, OverloadSuite, overload
+from bench.simulate.overload.suite import REFUSING, Cell, OverloadSuite, overload
 from bench.simulate.setting import Setting, models_of, pool_of
 from bench.simulate.tuning import Knob, Tuned, TuningProbe
 
@@ -74,7 +74,7 @@ def test_traces_are_cut_made_faster_and_have_the_shapes_of_their_names(tmp_path:
 
 def test_no_rival_needs_more_gpus_than_there_are_and_all_others_are_in_every_cell(tmp_path: Path) -> None:
     suite = overload(with_trace(tmp_path, "arena27.csv.gz"))
-    markets = {OURS, *(contender.name for contender in rivals())}
+    markets = {OURS, REFUSING, *(contender.name for contender in rivals())}
     for cell in suite.cells:
         of = {contender.name for where, contender in suite.pairs() if where is cell}
         assert of == ((markets - {"aegaeon"} if cell.setting.mixed == 1 else markets) if cell.available else set())
@@ -92,7 +92,7 @@ def test_the_suite_runs_draws_and_says_what_is_left_out(tmp_path: Path, capsys: 
         "poisson-0.5rps"
     ] * 4
     for cell in result["cells"]:
-        assert [each["contender"] for each in cell["contenders"]] == [OURS, *(each.name for each in rivals())]
+        assert [each["contender"] for each in cell["contenders"]] == [OURS, REFUSING, *(each.name for each in rivals())]
         tuned = {each["contender"]: each["tuned"]["probes"] for each in cell["contenders"] if "tuned" in each}
         assert tuned.keys() == {each.name for each in rivals() if each.knobs} and all(tuned.values())
         assert cell["ratio"] == 1.0
@@ -124,7 +124,7 @@ def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_ano
     first = written(overload(directory, tiny=True), tmp_path, choice)
     assert [cell["cell"] for cell in first["cells"]] == ["arena/1gpus", "poisson-0.5rps/x1.5"]
     assert first["cells"][0]["setting"]["trace"] == "arena27.csv.gz"
-    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3]
+    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3, 3]
     assert written(overload(tiny=True), tmp_path, choice) == first
 
 

@@ -1,0 +1,190 @@
+"""Whether a request that came now could be served in time.
+
+Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
+on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
+
+(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
+    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+    `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
+(2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
+    is room for its model's steps beside theirs, nobody runs it.
+(3) Then its prefill and those before it have the time that steps leave.
+
+It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is
+taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
+or ends.
+
+Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
+want no more than its time; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
+are finite; (5) asking changes nothing but what later requests are held to (`BACK_SHARE`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Final
+
+from aegis.core.estimators import Latency
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.model import ModelSpec
+from aegis.core.request import Job
+from aegis.core.views import PrefillPolicy, Work
+from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.demand import NOTHING, Demand
+from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.prefill_queues import PrefillQueues
+
+ANSWER_TOKENS: Final = 256.0
+"""The tokens that a request is expected to make yet, as where instances decide whom to keep on time."""
+
+BACK_SHARE: Final = 0.8
+LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
+_PPM: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the requests of a model want of an instance; `prefill_ns` is the time of those that wait there."""
+
+    demand: Demand
+    prefill_ns: int
+    worth: float
+    ttft_ns: int
+    tbt_ns: int
+
+    @property
+    def density(self) -> float:
+        needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
+        return self.worth / max(needs * self.tbt_ns, 1.0)
+
+
+def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
+    density = own.density
+    before = [claim for claim in others if claim.density >= density]
+    together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
+    for claim in before:
+        together = together.instead(NOTHING, claim.demand)
+        prefill_ns += claim.prefill_ns
+        steps_ppm += claim.demand.steps_ppm
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    alone = own.demand.load_ppm / _PPM
+    wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
+    if wanted <= room:
+        return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
+    starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
+    return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
+
+
+class Admission:
+    """Of one proxy. It looks at what its router keeps, and counts only the worth of priorities itself."""
+
+    def __init__(
+        self,
+        prefill_policy: PrefillPolicy,
+        specs: Mapping[ModelId, ModelSpec],
+        latency: Mapping[ModelId, Latency],
+        prefills: PrefillQueues,
+        decodes: DecodeLists,
+        first_tokens: FirstTokens,
+        mixed: Collection[InstanceId],
+        demand_of: Callable[[ModelId, int], Demand],
+    ) -> None:
+        self._prefill_policy = prefill_policy
+        self._specs = specs
+        self._latency = latency
+        self._prefills = prefills
+        self._decodes = decodes
+        self._first_tokens = first_tokens
+        self._mixed = mixed
+        self._demand_of = demand_of
+        self._refused: set[ModelId] = set()  # whose last request was
+        self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
+
+    def placed(self, instance: InstanceId, job: Job) -> None:
+        if job.priority:
+            self._more[instance, job.model] += worth_of(job.priority) - 1
+
+    def left(self, instance: InstanceId, job: Job) -> None:
+        if job.priority:
+            self._more[instance, job.model] -= worth_of(job.priority) - 1
+
+    def down(self, instance: InstanceId) -> None:
+        """It is gone, with all that was there."""
+        self._drop([key for key in self._more if key[0] == instance])
+
+    def forget(self, model: ModelId) -> None:
+        """The model is gone, and all its requests."""
+        self._refused.discard(model)
+        self._drop([key for key in self._more if key[1] == model])
+
+    def late_ns(self, work: Work, priority: int) -> int | None:
+        """How much later than its TTFT its first token would be, if the request is to be refused for that."""
+        expected_ns = None if self._any_idle() else self.expected_ns(work, priority)
+        if expected_ns is None:
+            self._refused.discard(work.model)
+            return None
+        ttft_ns = self._specs[work.model].slo.ttft_ns
+        limit_ns = round(BACK_SHARE * ttft_ns) if work.model in self._refused else ttft_ns
+        if expected_ns <= limit_ns:
+            self._refused.discard(work.model)
+            return None
+        self._refused.add(work.model)
+        return expected_ns - limit_ns
+
+    def expected_ns(self, work: Work, priority: int = 0) -> int | None:
+        """Until its first token, where that comes first; None if there is no estimate."""
+        if work.model not in self._latency:
+            return None
+        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
+        if not self._prefills:
+            return min(waits_ns, default=None) if self._mixed else None
+        chosen = self._prefill_policy.place(work, self._prefills)
+        return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
+
+    def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
+        for key in keys:
+            del self._more[key]
+
+    def _any_idle(self) -> bool:
+        """Whether who comes has an instance for itself."""
+        if self._prefills and self._prefills.by_load[0].load_ns:
+            return False
+        return any(
+            not self._decodes.batches(n) and not self._first_tokens.foreign_ns(n) for n in self._decodes.instances()
+        )
+
+    def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
+        """Until its first token; where that comes from elsewhere, until its steps have room."""
+        model, others = work.model, list[Claim]()
+        requests, tokens, worth = 1, work.tokens, worth_of(priority) - 1
+        active, mixed = self._decodes.active_at(instance), instance in self._mixed
+        prefills = self._first_tokens.by_model_ns(instance, active) if mixed else {}
+        for load in self._decodes.placed_loads(instance):
+            if load.model == model:
+                requests, tokens = requests + load.requests, tokens + load.tokens
+            else:
+                waiting_ns = prefills.get(load.model, 0)
+                others.append(self._claim(instance, load.model, load.requests, load.tokens, waiting_ns))
+        prefill_ns = 0
+        if mixed:
+            latency, foreign_ns = self._latency[model], self._first_tokens.foreign_ns(instance)
+            switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
+            prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
+        return wait_ns(self._claim(instance, model, requests, tokens, prefill_ns, worth), others)
+
+    def _claim(
+        self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0
+    ) -> Claim:
+        """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
+        slo = self._specs[model].slo
+        worth = requests + self._more.get((instance, model), 0.0) + more
+        return Claim(self._demand_of(model, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
+
+
+def worth_of(priority: int) -> float:
+    """Beside a request of priority 0."""
+    return 2.0**-priority

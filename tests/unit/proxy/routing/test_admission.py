@@ -1,0 +1,237 @@
+"""Who is refused because it could not be served in time: the rule by itself, and a router's answers by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from msgspec.structs import replace as replaced
+
+from aegis.core.clock import NS_PER_MS, NS_PER_S
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.messages import Phase, Prefilled, Started
+from aegis.core.model import Slo
+from aegis.core.request import Job, Sampling, Token
+from aegis.core.role import Role
+from aegis.core.views import Work
+from aegis.sim.faults.fake_models import make_spec
+from decode.policies.least_slack import LeastSlack
+from prefill.policies.grouped_fcfs import GroupedFcfs
+from proxy.routing.admission import ANSWER_TOKENS, Claim, wait_ns
+from proxy.routing.demand import NOTHING, Demand
+from proxy.routing.events import (
+    ClientLeft,
+    Event,
+    InstanceDown,
+    InstanceUp,
+    MessageReceived,
+    ModelRemoved,
+    ModelUp,
+    RequestArrived,
+    SloSet,
+)
+from proxy.routing.router import Router
+
+PPM = 1_000_000
+TTFT_NS, TBT_NS = 10 * NS_PER_S, 100 * NS_PER_MS
+SPECS = [make_spec(number, image_pages=3, block_bytes=1024) for number in range(3)]
+A, B, C = (spec.model for spec in SPECS)
+HERE, THERE = InstanceId("mixed-0"), InstanceId("mixed-1")
+HASTY = Slo(ttft_ns=NS_PER_MS, tbt_ns=20 * NS_PER_MS)
+"""No first token comes so soon."""
+
+
+def claim(
+    steps: float,
+    *,
+    prefill_s: float = 0.0,
+    worth: float = 1.0,
+    loads: float = 0.0,
+    memory: float = 0.0,
+) -> Claim:
+    demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
+    return Claim(demand, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
+
+
+CLAIMS = st.builds(
+    claim,
+    st.floats(0, 3),
+    prefill_s=st.floats(0, 60),
+    worth=st.floats(0.01, 100),
+    loads=st.floats(0, 2),
+    memory=st.floats(0, 3),
+)
+
+
+def wants(*claims: Claim) -> float:
+    """The share of an instance's time."""
+    together = NOTHING
+    for each in claims:
+        together = together.instead(NOTHING, each.demand)
+    return together.load_ppm / PPM + sum(each.prefill_ns for each in claims) / TTFT_NS
+
+
+# --- the rule -------------------------------------------------------------------------------------------------------
+
+
+@given(CLAIMS, st.lists(CLAIMS, max_size=6))
+def test_where_there_is_time_for_all_nobody_waits_for_longer_than_it_may(own: Claim, others: list[Claim]) -> None:
+    """Whatever is asked for is made small enough."""
+    share = max(wants(own, *others), 1.0) * 1.001
+    own, *others = (_scaled(each, share) for each in (own, *others))
+    assume(wants(own, *others) <= 1)
+    assert wait_ns(own, others) <= TTFT_NS
+
+
+def _scaled(each: Claim, share: float) -> Claim:
+    demand = each.demand
+    less = Demand(int(demand.steps_ppm / share), int(demand.loads_ppm / share), demand.memory_ppm)
+    return replace(each, demand=less, prefill_ns=int(each.prefill_ns / share))
+
+
+@given(CLAIMS, st.lists(CLAIMS, max_size=6), CLAIMS)
+def test_waits_are_finite_and_more_before_one_makes_none_shorter(own: Claim, others: list[Claim], more: Claim) -> None:
+    wait = wait_ns(own, others)
+    assert own.prefill_ns <= wait < 10**15
+    assert wait_ns(own, [*others, more]) >= wait
+
+
+@given(CLAIMS, st.lists(CLAIMS, max_size=6))
+def test_nobody_waits_for_those_that_make_fewer_tokens_on_time_a_second(own: Claim, others: list[Claim]) -> None:
+    before = [other for other in others if other.density >= own.density]
+    assert wait_ns(own, others) == wait_ns(own, before)
+    assert wait_ns(replace(own, worth=1e12), others) == wait_ns(own, [])
+
+
+def test_a_request_waits_until_answers_before_it_have_left_it_room() -> None:
+    hot, cold = claim(0.9, worth=100), claim(0.3)
+    assert wait_ns(hot, [cold]) == 0
+    some = wait_ns(cold, [hot])
+    slower = replace(hot, tbt_ns=3 * hot.tbt_ns)
+    assert 0 < some < ANSWER_TOKENS * TBT_NS and wait_ns(cold, [slower]) == pytest.approx(3 * some)
+    assert wait_ns(cold, [hot, replace(hot, worth=99)]) > some
+
+
+def test_a_little_more_load_is_a_little_longer_wait() -> None:
+    """No step where not all have room any more."""
+    own = claim(0.2, prefill_s=1)
+    waits = [wait_ns(own, [claim(steps / 1000, worth=1e9)]) for steps in range(700, 900)]
+    assert waits == sorted(waits) and max(b - a for a, b in pairwise(waits)) < NS_PER_S / 5
+
+
+# --- a router's answers ---------------------------------------------------------------------------------------------
+
+
+class Pool:
+    """A router that is told of requests."""
+
+    def __init__(self, *instances: InstanceId, slo: Slo = HASTY) -> None:
+        self.core = Router(GroupedFcfs(), LeastSlack(), Hardware())
+        for spec in SPECS:
+            self.tell(ModelUp(replaced(spec, slo=slo), 100_000))
+        for name in instances:
+            self.tell(InstanceUp(name, Role(name.partition("-")[0])))
+
+    def tell(self, event: Event) -> None:
+        self.core.on(event, 0)
+
+    def arrive(self, request: int, model: ModelId, *, tokens: int = 50, priority: int = 0) -> None:
+        job = Job(RequestId(request), 1, model, (1,) * tokens, Sampling(max_tokens=999), 0, priority=priority)
+        self.tell(RequestArrived(job))
+
+    def begin(self, request: int) -> None:
+        """It has its first token."""
+        at, named = HERE, RequestId(request)
+        for message in (Started(named, 1), Prefilled(named, 1, Token(5), None, 1), Phase((named,), running=True)):
+            self.tell(MessageReceived(at, message))
+
+    def late_ns(self, model: ModelId, *, tokens: int = 50, priority: int = 0) -> int | None:
+        return self.core.admission.late_ns(Work(model, tokens), priority)
+
+    def expected_ns(self, model: ModelId, *, priority: int = 0) -> int:
+        expected_ns = self.core.admission.expected_ns(Work(model, 50), priority)
+        assert expected_ns is not None
+        return expected_ns
+
+
+@given(st.integers(1, 90_000), st.integers(-5, 5), st.sampled_from([(HERE,), (InstanceId("prefill-0"), HERE)]))
+def test_an_idle_instance_refuses_nobody(tokens: int, priority: int, instances: tuple[InstanceId, ...]) -> None:
+    pool = Pool(*instances)
+    assert pool.late_ns(A, tokens=tokens, priority=priority) is None
+    pool.arrive(1, B)
+    assert (pool.late_ns(A, tokens=tokens, priority=priority) or 0) > 0, "but one that is not does, by these deadlines"
+    pool.tell(ClientLeft(RequestId(1)))
+    assert pool.late_ns(A, tokens=tokens, priority=priority) is None
+
+
+def test_who_can_be_served_in_time_somewhere_is_not_refused() -> None:
+    pool = Pool(HERE)
+    pool.arrive(1, A)
+    assert pool.late_ns(A)
+    pool.tell(InstanceUp(THERE, Role.MIXED))
+    assert pool.late_ns(A) is None
+    pool.tell(InstanceDown(THERE, for_good=True))
+    assert pool.late_ns(A)
+
+
+def test_nobody_can_tell_of_a_model_that_is_not_there() -> None:
+    pool = Pool(HERE)
+    pool.arrive(1, A)
+    assert pool.late_ns(ModelId("other")) is None
+    pool.tell(ModelRemoved(A))
+    assert pool.late_ns(A) is None
+
+
+def test_who_was_refused_is_taken_when_it_would_wait_clearly_less() -> None:
+    pool = Pool(HERE)
+    pool.arrive(1, B)
+    wait_ns = pool.expected_ns(A)
+
+    def refused_within(ns: int) -> int | None:
+        for model in (A, B):
+            pool.tell(SloSet(model, Slo(ttft_ns=ns, tbt_ns=HASTY.tbt_ns)))
+        return pool.late_ns(A)
+
+    assert refused_within(wait_ns + 1000) is None
+    assert refused_within(wait_ns // 2)
+    assert refused_within(wait_ns + 1000), "it is refused still"
+    assert refused_within(wait_ns * 2) is None
+    assert refused_within(wait_ns + 1000) is None, "and taken still"
+
+
+def test_asking_places_nobody() -> None:
+    pool = Pool(HERE)
+    pool.arrive(1, A)
+    before = (pool.core.loads(), pool.core.load_ppm(), pool.core.sample(), pool.core.states())
+    assert pool.late_ns(B)
+    assert (pool.core.loads(), pool.core.load_ppm(), pool.core.sample(), pool.core.states()) == before
+
+
+SHORT_OF = 0.6
+"""Of the time that all want of an instance, so that it has not enough for them."""
+
+
+def crowded() -> Pool:
+    """Each model wants most of the instance's time, and A has most requests."""
+    pool = Pool(HERE, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=HASTY.tbt_ns))
+    for request in range(1, 9):
+        pool.arrive(request, A if request > 3 else B, tokens=20)
+        pool.begin(request)
+    need_ns = SHORT_OF * pool.core.load_ppm()[HERE] * HASTY.tbt_ns // PPM
+    for model in (A, B, C):
+        pool.tell(SloSet(model, Slo(ttft_ns=TTFT_NS, tbt_ns=round(need_ns))))
+    return pool
+
+
+def test_the_more_urgent_a_request_is_the_less_it_waits() -> None:
+    pool = crowded()
+    assert pool.expected_ns(C, priority=-6) < pool.expected_ns(C)
+    pool.arrive(20, B, priority=-6)
+    waits = pool.expected_ns(A)
+    assert waits > pool.expected_ns(B)
+    pool.tell(ClientLeft(RequestId(20)))
+    assert pool.expected_ns(A) < waits
