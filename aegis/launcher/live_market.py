@@ -34,6 +34,7 @@ from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.registration import Register, register
 from aegis.node.sizing import host_slabs_of, instances_of
+from aegis.policies import recipe
 from aegis.process.clock import MonotonicClock
 from aegis.process.forked_processes import ForkServer
 from aegis.scheduling_settings import SchedulingSettings
@@ -126,7 +127,8 @@ async def open_market(
             pool.start()
             control = NodeControl(node, near.queries, clock)
             shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
-            policy = template.placement() if config.scheduling.migrates else None
+            moves = config.scheduling.migrates or recipe(config.scheduling.policy).always_migrates
+            policy = template.placement() if moves else None
             placing = (Placing(node, core, policy, template.hardware, clock).run(),) if policy else ()
             try:
                 with services.bus.serving(control):

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
-from aegis.policies import Policy, Recipe, Site, placement, recipe
+from aegis.policies import UNMOVED, Policy, Recipe, Site, placement, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -26,6 +27,7 @@ from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
 from bench.workloads.load import at_load
+from proxy.routing.placement_views import PlacementPolicy
 
 _Made = TypeVar("_Made")
 _DEFAULT_SLO = Slo()
@@ -46,6 +48,8 @@ _SELDOM = (
     "peer_loads",
     "load",
     "placement",
+    "placement_rules",
+    "slos",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -59,7 +63,8 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
-    `placement`: models move by load, as that policy has it; None: they do not.
+    `placement`: models move by load, as that policy has it, or not at all if it is `none`; None: they do where that is
+    part of the policy. `placement_rules` are fields of its rules by their names. `slos` are those of single models.
     `peer_loads`: the GPUs of a node carry parts of each other's loads.
     `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
@@ -103,6 +108,8 @@ class Setting:
     noise: float | None = None
     load: float | None = None
     placement: str | None = None
+    placement_rules: tuple[tuple[str, Any], ...] = ()
+    slos: tuple[tuple[ModelId, Slo], ...] = ()
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -125,13 +132,18 @@ def pool_of(setting: Setting) -> Pool:
     the models."""
     known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     if setting.placement is not None:
-        known = replace(known, placement=placement(setting.placement))
+        known = replace(known, placement=placement(setting.placement), always_migrates=setting.placement != UNMOVED)
+    if setting.placement_rules and known.placement:
+        known = replace(known, placement=partial(_ruled_placement, known.placement, dict(setting.placement_rules)))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(
         models(
             setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo, instead=setting.named_shapes
         )
     )
+    if setting.slos:
+        own = dict(setting.slos)
+        specs = tuple(replace_fields(each, slo=own.get(each.model, each.slo)) for each in specs)
     pool = Pool(
         gpu=with_engine(_gpu(setting), setting.engine, specs),
         specs=specs,
@@ -144,7 +156,8 @@ def pool_of(setting: Setting) -> Pool:
         noise=setting.noise or 0.0,
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
-        migrates=setting.placement is not None,
+        migrates=known.always_migrates,
+        rates=_rates(asked) if known.rated else {},
     )
     _check_fits(pool)
     _uncosted(setting, pool.specs)
@@ -226,6 +239,20 @@ def _ruled(
     """The policy with other rules and options."""
     made: Any = policy(site)
     return cast(Policy, replace(made, rules=replace(made.rules, **rules), **options))
+
+
+def _ruled_placement(make: Callable[[Site], PlacementPolicy], rules: Mapping[str, Any], site: Site) -> PlacementPolicy:
+    """The policy of placement with other rules."""
+    made: Any = make(site)
+    return cast(PlacementPolicy, replace(made, rules=replace(made.rules, **rules)))
+
+
+def _rates(asked: Sequence[Arrival]) -> dict[ModelId, float]:
+    """The tokens per second that each model is asked for on average: what its operator knows beforehand."""
+    span_s, tokens = max(asked[-1].at_ns - asked[0].at_ns, NS_PER_S) / NS_PER_S if asked else 1.0, dict[ModelId, int]()
+    for each in asked:
+        tokens[each.model] = tokens.get(each.model, 0) + each.input_tokens + each.output_tokens
+    return {model: total / span_s for model, total in sorted(tokens.items())}
 
 
 def _sited(turns: Mapping[str, Any], groups: Mapping[str, Any], site: Site) -> Site:
