@@ -108,7 +108,7 @@ class Eviction:
         room = Room.NONE if divided else self._put_away_others(batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
             return Room.LATER
-        own = self._idle(batch)
+        own = self._idle(batch) or (self._idle_alike(batch) if divided else [])
         if room is Room.NONE and own:
             room = self._put_away(own[-1])
             if self._reasons and own[-1].where is Where.HOST:
@@ -285,6 +285,11 @@ class Eviction:
     def _idle(self, batch: Batch) -> list[Sequence]:
         """Its sequences whose KV is on the device and may leave."""
         return [s for s in batch.sequences if s.where is DEVICE and s not in self._work.busy]
+
+    def _idle_alike(self, batch: Batch) -> list[Sequence]:
+        """The same of the other batches of its model, those whose turns come last at the end."""
+        others = [other for other in self._work.upcoming() if other.model == batch.model and other is not batch]
+        return [sequence for other in others for sequence in self._idle(other)]
 
     def _put_away(self, sequence: Sequence) -> Room:
         """If the host has no slab to give, the sequence is given up and prefilled again."""

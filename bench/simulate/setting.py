@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -50,6 +51,7 @@ _SELDOM = (
     "placement",
     "placement_rules",
     "slos",
+    "trace_models",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -69,7 +71,8 @@ class Setting:
     `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
     its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
     drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
-    reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds.
+    reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds,
+    and of its models `trace_models`, evenly from those that are asked for the most to those that seldom are.
     `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
     deviation of runs, as a share of what they take; None: none. With a `load`, there are so many times as many requests
     (`bench.workloads.load`)."""
@@ -110,6 +113,7 @@ class Setting:
     placement: str | None = None
     placement_rules: tuple[tuple[str, Any], ...] = ()
     slos: tuple[tuple[ModelId, Slo], ...] = ()
+    trace_models: int | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -266,6 +270,9 @@ def _at(sited: Callable[[Site], Site], make: Callable[[Site], _Made], site: Site
 def _arrivals_of(setting: Setting) -> list[Arrival]:
     if setting.trace is not None:
         arrivals = _recorded(setting.trace, setting.trace_s, setting.trace_speed or 1.0)
+        if setting.trace_models:
+            whole = _recorded(setting.trace, None, 1.0)
+            arrivals = _of_some(arrivals, whole, setting.trace_models)
     else:
         assert setting.workload is not None
         arrivals = _drawn(setting.workload, setting.seed)
@@ -290,6 +297,16 @@ def _recorded(trace: str, until_s: float | None, speed: float) -> list[Arrival]:
     if speed != 1:
         arrivals = [replace(arrival, at_ns=round(arrival.at_ns / speed)) for arrival in arrivals]
     return arrivals if until_s is None else [each for each in arrivals if each.at_ns < until_s * NS_PER_S]
+
+
+def _of_some(arrivals: list[Arrival], whole: list[Arrival], count: int) -> list[Arrival]:
+    """Those of so many of the models of the `whole` trace. Raises UserError."""
+    asked = Counter([each.model for each in whole])
+    ranked = sorted(asked, key=lambda model: (-asked[model], model))
+    if count > len(ranked):
+        raise UserError(f"the trace asks for {len(ranked)} models, and not for {count}")
+    kept = {ranked[number * len(ranked) // count] for number in range(count)}
+    return [each for each in arrivals if each.model in kept]
 
 
 def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[SimRequest]:

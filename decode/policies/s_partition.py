@@ -16,8 +16,8 @@ _RULES = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False, divi
 
 @dataclass(frozen=True, slots=True)
 class SPartition:
-    """As `MuxServePlusPlus`, but what weights leave of a device is cut in equal parts, one for the KV of each model that
-    was ever asked for there. KV beyond its model's part moves to the host, though another part may be empty.
+    """As `MuxServePlusPlus`, but what weights leave of a device is cut in equal parts, one for the KV of each model
+    that was ever asked for there. KV beyond its model's part moves to the host, though another part may be empty.
 
     The paper does not say how large the parts are. There compute is shared as the GPU shares it among processes; here
     one model steps at a time.

@@ -11,9 +11,9 @@ from aegis.core.views import DecodeView
 def static_place(
     model: ModelId, lists: DecodeView, rates: Mapping[ModelId, float], weights_bytes_max: int
 ) -> InstanceId | None:
-    """Where the model was placed, there it stays. Else models without a place are given one in order of their rates, the
-    highest first: of the instances with room for their weights the one that has the least rate, then the fewest bytes.
-    None: it fits nowhere."""
+    """Where the model was placed, there it stays. Else models without a place are given one in order of their rates,
+    the highest first: of the instances with room for their weights the one that has the least rate, then the fewest
+    bytes. None: it fits nowhere."""
     if instances := lists.instances_of(model):
         return instances[0]
     taken = {length.instance: lists.placed_models(length.instance).weight_bytes for length in lists.by_length}
