@@ -23,6 +23,7 @@ from bench.simulate.overload.figures import OverloadCell
 from bench.simulate.study import Curve
 from bench.simulate.sweep import GOAL
 from bench.simulate.switching import PERCENTS, Switching
+from bench.simulate.utilisation import Utilisation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,6 +125,17 @@ def fragmentation(axes: Axes, results: Sequence[tuple[str, Fragmentation]]) -> N
         axes.bar(places, shares, width=width, label=name)
     axes.set_xticks([at + 0.4 - width / 2 for at in range(len(shapes))], shapes)
     axes.set_ylabel("unused, % of the most held")
+    axes.legend(fontsize="small")
+
+
+def utilisation(axes: Axes, results: Sequence[tuple[str, Utilisation]]) -> None:
+    """A line over time for each named result."""
+    for name, result in results:
+        axes.plot(range(len(result.by_minute)), [100 * share for share in result.by_minute], label=name)
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("computing, %")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
     axes.legend(fontsize="small")
 
 

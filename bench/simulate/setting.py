@@ -52,6 +52,7 @@ _SELDOM = (
     "placement_rules",
     "slos",
     "trace_models",
+    "rules",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -68,14 +69,14 @@ class Setting:
     `placement`: models move by load, as that policy has it, or not at all if it is `none`; None: they do where that is
     part of the policy. `placement_rules` are fields of its rules by their names. `slos` are those of single models.
     `peer_loads`: the GPUs of a node carry parts of each other's loads.
-    `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
-    its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
-    drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
-    reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds,
-    and of its models `trace_models`, evenly from those that are asked for the most to those that seldom are.
-    `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
-    deviation of runs, as a share of what they take; None: none. With a `load`, there are so many times as many requests
-    (`bench.workloads.load`)."""
+    `options` are fields of the policy by their names, `rules` those of its rules, `turns` those of its
+    `WeightedRoundRobin` and `groups` those of its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`).
+    `prompts` is a trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens`
+    still has; None: a cache without bounds. 0 also reuses nothing of drawn prompts. Of a trace that passes
+    `trace_speed` times as fast its first `trace_s` seconds, and of its models `trace_models`, evenly from those that
+    are asked for the most to those that seldom are. `named_shapes` are pairs of a text and a shape: of models with the
+    text in their names. `noise` is the standard deviation of runs, as a share of what they take; None: none. With a
+    `load`, there are so many times as many requests (`bench.workloads.load`)."""
 
     policy: str
     workload: str | None = None
@@ -114,6 +115,7 @@ class Setting:
     placement_rules: tuple[tuple[str, Any], ...] = ()
     slos: tuple[tuple[ModelId, Slo], ...] = ()
     trace_models: int | None = None
+    rules: tuple[tuple[str, Any], ...] = ()
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -228,7 +230,7 @@ def _gpu(setting: Setting) -> GpuSpec:
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
     ruled = {"max_batch": setting.max_batch, "budget_tokens": setting.budget_tokens}
-    said = {name: value for name, value in ruled.items() if value is not None}
+    said = {name: value for name, value in ruled.items() if value is not None} | dict(setting.rules)
     if said or setting.options:
         known = replace(known, policy=partial(_ruled, known.policy, said, dict(setting.options)))
     if setting.turns or setting.groups:

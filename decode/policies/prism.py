@@ -28,12 +28,13 @@ class Prompt(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Prism:
     """Several models are resident on a device, with its memory for whoever wants it. Requests go where their model has
-    some, else where `proxy.policies.kvpr` has placed it (Algorithm 1), else to the instance under least pressure. Models
-    move, and the weights of those that were idle for 45 s leave (§6.1).
+    some, else where `proxy.policies.kvpr` has placed it (Algorithm 1), else to the instance under least pressure.
+    Models move, and the weights of those that were idle for 45 s leave (§6.1).
 
     Prompts come first, in the order of Moore-Hodgson (§6.2, Algorithm 2): those that can be on time by their deadlines,
-    as many as possible; then the others. Then resident models decode in slices. Where weights do not fit together, those
-    of idle models leave first, then those that are needed last, and whose weights have to come back has a longer turn.
+    as many as possible; then the others. Then resident models decode in slices. Where weights do not fit together,
+    those of idle models leave first, then those that are needed last, and whose weights have to come back has a longer
+    turn.
 
     Prism runs its models side by side, each in an engine of its own with its prompts in chunks, and preempts requests
     that it has no memory for. Here one model steps at a time, prompts run as a whole, and KV without room moves to the

@@ -42,6 +42,7 @@ class Choice:
     tiny: bool = False
     seed: int = 0
     jobs: int = 1
+    as_published: bool = False
     only: tuple[str, ...] = ()
 
 
@@ -79,6 +80,7 @@ def run(suite: PrismSuite, choice: Choice, *, json: Path, plot: Path) -> None:
         "title": suite.title,
         "form": suite.form.name.lower(),
         "tiny": choice.tiny,
+        "as_published": choice.as_published,
         "seed": choice.seed,
         "settings": settings,
         "claims": [msgspec.to_builtins(claim) for claim in said],
@@ -92,7 +94,8 @@ def run(suite: PrismSuite, choice: Choice, *, json: Path, plot: Path) -> None:
 
 def found(task: _Task) -> Any:
     """For processes that are given tasks. Raises UserError."""
-    setting = task.cell.setting(seed=task.choice.seed, tiny=task.choice.tiny)
+    choice = task.choice
+    setting = task.cell.setting(seed=choice.seed, tiny=choice.tiny, as_published=choice.as_published)
     match task.form:
         case Form.SHARES:
             return measured(setting)
