@@ -154,7 +154,7 @@ def _suites(given: Mapping[str, Any]) -> None:
         elif name in apart:
             _prism(name, given)
     choice = Choice(
-        policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
+        policies=tuple(dict.fromkeys(given["policy"] or policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
         tiny=given["tiny"],
         seed=given["seed"],
@@ -229,7 +229,7 @@ def _check_not_searched(given: Mapping[str, Any]) -> None:
         raise UserError(f"{_option(unused[0])} is of --suite {', '.join(of[:-1])} and {of[-1]}")
 
 
-def _policies(*, as_published: bool) -> tuple[str, ...]:
+def policies(*, as_published: bool) -> tuple[str, ...]:
     """All, or those that have a published setting of Aegaeon's evaluation."""
     return tuple(
         name for name, known in RECIPES.items() if not as_published or (published(name) and not known.one_model)

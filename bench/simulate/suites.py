@@ -185,7 +185,7 @@ SUITES = {
             policies=("aegaeon",),
             publishable=False,
             panels=tuple(
-                _panel(name, f"{name}: {title}", "rps=0.1", "models=8:88:8", rules=(("prefetches", beside),), **costs)
+                _panel(name, f"{name}: {title}", "rps=0.1", "models=8:88:16", rules=(("prefetches", beside),), **costs)
                 for name, title, costs, beside in _STAGES
             ),
         ),

@@ -121,7 +121,7 @@ def _shapes(models: tuple[str, ...]) -> str:
 
 def _market(models: tuple[str, ...], rps: float, **fields: Any) -> Setting:
     """Bursts of a few popular models and many others, in place of Hyperbolic's trace, which is not public."""
-    workload = f"market:models={len(models)},rps={rps:g},duration=240"
+    workload = f"market:models={len(models)},rps={rps:g},duration=180"
     return _setting(workload=workload, models=_shapes(models), **fields)
 
 
@@ -156,7 +156,7 @@ _ABLATION = (
     _ablated("none leaves", placement_rules=_rules(idle_ns=None)),
     *(_ablated(f"window of {s} s", placement_rules=_rules(window_ns=s * NS_PER_S)) for s in (10, 180)),
 )
-_LOADS, _ARENA_LOADS = (2, 4, 8), (4, 8, 16)
+_LOADS, _ARENA_LOADS = (1, 2, 4), (2, 4, 8)
 _SCALES = (5, 20)
 _GPUS, _MANY_GPUS = (2, 3, 4, 6), (8, 12, 16, 24, 32)
 
@@ -175,7 +175,7 @@ def suites(trace_dir: Path | None) -> dict[str, PrismSuite]:
             panels=(_two_models(),),
             contenders=tuple(Contender(name=name, policy=name) for name in (PRISM, STATIC)),
         ),
-        replace(_suite("7", "with placement and without", _few(file, _LOADS, _ARENA_LOADS)), contenders=_PLACEMENT),
+        replace(_suite("7", "with placement and without", _few(file, (2, 4), (8, 16))), contenders=_PLACEMENT),
         _suite("9", "58 models: attainment over GPUs", _fig9(file)),
         PrismSuite(
             name="prism-fig10",
@@ -216,13 +216,13 @@ def _few(file: Path | None, loads: tuple[float, ...], arena_loads: tuple[float, 
 def _fig5(file: Path | None) -> tuple[Panel, ...]:
     panels = [
         *_few(file, _LOADS, _ARENA_LOADS),
-        _panel("market/slo", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5, load=4.0), "both scales", (1, 2, 4)),
-        _panel("market/gpus", "bursts, 18 models", _market(_EIGHTEEN, 0.5, load=2.0), "gpus", _GPUS),
+        _panel("market/slo", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5, load=2.0), "both scales", (1, 2, 4)),
+        _panel("market/gpus", "bursts, 18 models", _market(_EIGHTEEN, 0.25, load=2.0), "gpus", _GPUS),
     ]
     if file:
         panels += [
-            _panel("arena/slo", "Arena, 8 models on 2 GPUs", _arena(file, _EIGHT, load=8.0), "both scales", (1, 2, 4)),
-            _panel("arena/gpus", "Arena, 18 models", _arena(file, _EIGHTEEN, load=8.0), "gpus", _GPUS),
+            _panel("arena/slo", "Arena, 8 models on 2 GPUs", _arena(file, _EIGHT, load=4.0), "both scales", (1, 2, 4)),
+            _panel("arena/gpus", "Arena, 18 models", _arena(file, _EIGHTEEN, load=4.0), "gpus", _GPUS),
         ]
     return tuple(panels)
 
@@ -236,7 +236,7 @@ def _fig9(file: Path | None) -> tuple[Panel, ...]:
         panels.append(_panel(f"market/x{scale:g}", f"bursts, {named}", market, "gpus", _MANY_GPUS, ttft_scale=scale))
     if file:
         models = tuple(_ALL[:27])
-        setting = _arena(file, models, load=8.0)
+        setting = _arena(file, models, load=4.0)
         panels.append(_panel("arena/x5", "Arena, 27 models", setting, "gpus", (2, 3, 4, 6, 8)))
     return tuple(panels)
 
