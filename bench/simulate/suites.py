@@ -93,7 +93,7 @@ _INIT_NS, _REUSED_NS = 22_300_000_000, 800_000_000
 _NAIVE_BYTES_PER_S = 2_830_000_000
 """A switch to a 13B model takes 26.9 s without optimisations, of which 4.6 s load the weights at 2.83 GB/s; with reused
 components over 80 % less (Aegaeon §5.1)."""
-_STAGES = (
+_STAGES: tuple[tuple[str, str, dict[str, int], bool], ...] = (
     ("T0", "engines initialised anew", {"switch_ns": _INIT_NS, "link_bytes_per_s": _NAIVE_BYTES_PER_S}, False),
     ("T1", "components reused", {"switch_ns": _REUSED_NS, "link_bytes_per_s": _NAIVE_BYTES_PER_S}, False),
     ("T2", "and memory managed", {}, False),

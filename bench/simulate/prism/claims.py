@@ -38,7 +38,7 @@ def lines(cells: Sequence[Mapping[str, Any]], panel: str, share: str) -> dict[st
 def least(line: Line) -> float | None:
     """The least value from which on the share is 99 %; None: not even at the last one."""
     enough = None
-    for at, share in reversed(line.items()):
+    for at, share in reversed(list(line.items())):
         if share < _GOAL:
             break
         enough = at

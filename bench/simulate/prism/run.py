@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,9 +20,6 @@ from bench.simulate.prism.figures import measured, timeline
 from bench.simulate.prism.suite import Cell, Form, PrismSuite
 from bench.simulate.setting import run as run_setting
 from bench.simulate.workers import each
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _TITLES = ("first, %", "pace, %", "tokens/s", "TTFT p50, ms", "p99, ms", "moves", "imbalance, %", "failed")
 
@@ -183,40 +180,17 @@ def draw(suite: PrismSuite, cells: Sequence[dict[str, Any]], plot: Path) -> None
     wide = {Form.SHARES: 2, Form.TIMELINE: 2, Form.ACTIVATION: 1}[suite.form]
     figure, axes = plot_files.sheet(wide * len(panels), suite.title)
     places = iter(axes)
-    for group in panels.values():
+    for name, group in panels.items():
+        key, title = group[0]["key"], group[0]["title"]
         match suite.form:
             case Form.SHARES:
-                for share, title in (("ttft", "first tokens in time, %"), ("tpot", "answers that keep the pace, %")):
-                    _draw_lines(next(places), group, share, title)
+                for share, label in (("ttft", "first tokens in time, %"), ("tpot", "answers that keep the pace, %")):
+                    plot_files.shares(next(places), lines(group, name, share), key, title, label)
             case Form.TIMELINE:
-                for series, title in (("tokens_per_s", "tokens per second"), ("kv_ktokens", "thousand tokens of KV")):
-                    _draw_series(next(places), group, series, title)
+                for told, label in (("tokens_per_s", "tokens per second"), ("kv_ktokens", "thousand tokens of KV")):
+                    found = {cell["contender"]: cell["result"][told] for cell in group}
+                    plot_files.series(next(places), found, group[0]["result"]["every_s"], title, label)
             case Form.ACTIVATION:
-                place = next(places)
-                place.bar([cell["contender"] for cell in group], [cell["result"]["load_s"] for cell in group])
-                place.set_ylabel("seconds")
-                place.tick_params(axis="x", rotation=20)
+                loads = {cell["contender"]: cell["result"]["load_s"] for cell in group}
+                plot_files.bars(next(places), loads, "seconds")
     plot_files.save(figure, plot)
-
-
-def _draw_lines(axes: Axes, group: Sequence[dict[str, Any]], share: str, title: str) -> None:
-    for index, (name, line) in enumerate(lines(group, group[0]["panel"], share).items()):
-        axes.plot(list(line), [100 * value for value in line.values()], label=name, marker="os^vDPX*<"[index % 9])
-    axes.set_title(group[0]["title"], fontsize="medium")
-    axes.set_xlabel(group[0]["key"])
-    axes.set_ylabel(title)
-    axes.set_ylim(0, 105)
-    axes.axhline(99, color="grey", linestyle="--", linewidth=0.8)
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize="small")
-
-
-def _draw_series(axes: Axes, group: Sequence[dict[str, Any]], series: str, title: str) -> None:
-    for cell in group:
-        values = cell["result"][series]
-        axes.plot([at * cell["result"]["every_s"] for at in range(len(values))], values, label=cell["contender"])
-    axes.set_title(group[0]["title"], fontsize="medium")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel(title)
-    axes.grid(alpha=0.25)
-    axes.legend(fontsize="small")

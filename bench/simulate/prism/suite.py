@@ -119,9 +119,9 @@ def _shapes(models: tuple[str, ...]) -> str:
     return ",".join(f"{name}:1" for name in models)
 
 
-def _market(models: tuple[str, ...], rps: float, **fields: Any) -> Setting:
+def _market(models: tuple[str, ...], rps: float, *, seconds: int = 180, **fields: Any) -> Setting:
     """Bursts of a few popular models and many others, in place of Hyperbolic's trace, which is not public."""
-    workload = f"market:models={len(models)},rps={rps:g},duration=180"
+    workload = f"market:models={len(models)},rps={rps:g},duration={seconds}"
     return _setting(workload=workload, models=_shapes(models), **fields)
 
 
@@ -158,7 +158,7 @@ _ABLATION = (
 )
 _LOADS, _ARENA_LOADS = (1, 2, 4), (2, 4, 8)
 _SCALES = (5, 20)
-_GPUS, _MANY_GPUS = (2, 3, 4, 6), (8, 12, 16, 24, 32)
+_GPUS, _MANY_GPUS = (2, 3, 4), (8, 16, 24)
 
 
 def suites(trace_dir: Path | None) -> dict[str, PrismSuite]:
@@ -195,7 +195,9 @@ def suites(trace_dir: Path | None) -> dict[str, PrismSuite]:
                 for shape in (_SMALL, _MEDIUM, _LARGE, _HUGE, "qwen2.5-32b")
             ),
         ),
-        replace(_suite("ablation", "", _few(file, (4,), (8,))), name="prism-ablation", contenders=_ABLATION),
+        replace(
+            _suite("ablation", "", _few(file, (4,), (8,), seconds=120)), name="prism-ablation", contenders=_ABLATION
+        ),
     )
     return {suite.name: suite for suite in made}
 
@@ -205,9 +207,11 @@ def _suite(number: str, title: str, panels: tuple[Panel, ...]) -> PrismSuite:
     return PrismSuite(name=f"prism-fig{number}", title=figure, form=Form.SHARES, panels=panels, contenders=_CONTENDERS)
 
 
-def _few(file: Path | None, loads: tuple[float, ...], arena_loads: tuple[float, ...]) -> tuple[Panel, ...]:
+def _few(
+    file: Path | None, loads: tuple[float, ...], arena_loads: tuple[float, ...], **fields: int
+) -> tuple[Panel, ...]:
     """Eight models on two GPUs, over load."""
-    panels = [_panel("market/load", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5), "load", loads)]
+    panels = [_panel("market/load", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5, **fields), "load", loads)]
     if file:
         panels.append(_panel("arena/load", "Arena, 8 models on 2 GPUs", _arena(file, _EIGHT), "load", arena_loads))
     return tuple(panels)
@@ -216,13 +220,13 @@ def _few(file: Path | None, loads: tuple[float, ...], arena_loads: tuple[float, 
 def _fig5(file: Path | None) -> tuple[Panel, ...]:
     panels = [
         *_few(file, _LOADS, _ARENA_LOADS),
-        _panel("market/slo", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5, load=2.0), "both scales", (1, 2, 4)),
+        _panel("market/slo", "bursts, 8 models on 2 GPUs", _market(_EIGHT, 0.5, load=2.0), "both scales", (1, 4)),
         _panel("market/gpus", "bursts, 18 models", _market(_EIGHTEEN, 0.25, load=2.0), "gpus", _GPUS),
     ]
     if file:
         panels += [
-            _panel("arena/slo", "Arena, 8 models on 2 GPUs", _arena(file, _EIGHT, load=4.0), "both scales", (1, 2, 4)),
-            _panel("arena/gpus", "Arena, 18 models", _arena(file, _EIGHTEEN, load=4.0), "gpus", _GPUS),
+            _panel("arena/slo", "Arena, 8 models on 2 GPUs", _arena(file, _EIGHT, load=4.0), "both scales", (1, 4)),
+            _panel("arena/gpus", "Arena, 18 models", _arena(file, _EIGHTEEN, load=2.0), "gpus", _GPUS),
         ]
     return tuple(panels)
 
@@ -236,8 +240,8 @@ def _fig9(file: Path | None) -> tuple[Panel, ...]:
         panels.append(_panel(f"market/x{scale:g}", f"bursts, {named}", market, "gpus", _MANY_GPUS, ttft_scale=scale))
     if file:
         models = tuple(_ALL[:27])
-        setting = _arena(file, models, load=4.0)
-        panels.append(_panel("arena/x5", "Arena, 27 models", setting, "gpus", (2, 3, 4, 6, 8)))
+        setting = _arena(file, models, load=2.0)
+        panels.append(_panel("arena/x5", "Arena, 27 models", setting, "gpus", (2, 4, 8)))
     return tuple(panels)
 
 
