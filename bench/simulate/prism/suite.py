@@ -240,8 +240,8 @@ def _fig9(file: Path | None) -> tuple[Panel, ...]:
         panels.append(_panel(f"market/x{scale:g}", f"bursts, {named}", market, "gpus", _MANY_GPUS, ttft_scale=scale))
     if file:
         models = tuple(_ALL[:27])
-        setting = _arena(file, models, load=2.0)
-        panels.append(_panel("arena/x5", "Arena, 27 models", setting, "gpus", (2, 4, 8)))
+        setting = _arena(file, models)
+        panels.append(_panel("arena/x5", "Arena, 27 models", setting, "gpus", (2, 4, 6, 8)))
     return tuple(panels)
 
 

@@ -109,6 +109,8 @@ def test_savings_are_held_missed_or_cannot_be_told() -> None:
     assert [claim.held for claim in savings("p", lines)] == [False, True, True]
     lines = {"prism": late, "least-slack": enough, "muxserve++": {8: 1.0, 16: 1.0, 20: 1.0}}
     assert [claim.held for claim in savings("p", lines)] == [True, False, False]
+    lines = {"prism": late, "muxserve++": {8: 0.5, 16: 0.5, 20: 1.0}}
+    assert [claim.held for claim in savings("p", lines)] == [False, True, False], "four fifths are not half"
     assert [claim.held for claim in savings("p", {"prism": late, "muxserve++": never})] == [False, True, None]
     assert [claim.held for claim in savings("p", {"prism": never})] == [None]
 
@@ -168,10 +170,10 @@ def test_panels_of_the_trace_are_there_where_it_is(tmp_path: Path) -> None:
 
 def test_a_trace_is_reduced_to_models_from_the_most_to_the_least_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
-    rows = [f"{number},{name},10,5" for number, name in enumerate("aaaabbbccd")]
+    rows = [f"{number},{name},10,5" for number, name in enumerate("ddddcccbba")]
     file.write_text("\n".join(["arrival_s,model,input_tokens,output_tokens", *rows]))
     setting = Setting(policy="prism", trace=str(file), trace_models=2, models="llama-3.2-1b:2", mixed=1)
-    assert [model for model, _ in scaled(setting, 1, 1).slos] == ["a", "c"]
+    assert [model for model, _ in scaled(setting, 1, 1).slos] == ["b", "d"]
     with pytest.raises(UserError, match="asks for 4 models, and not for 5"):
         scaled(replace(setting, trace_models=5, models="llama-3.2-1b:5"), 1, 1)
 
