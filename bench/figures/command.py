@@ -34,7 +34,7 @@ def figures(
     """
     from aegis.core.errors import UserError
     from bench.common import result_files
-    from bench.figures.suite import Wish, names, renew, said
+    from bench.figures.suite import Renewal, names, renew, said
     from bench.simulate.workers import cores
 
     known = names()
@@ -43,7 +43,7 @@ def figures(
     if tiny and into == Path("bench/results"):
         raise UserError("--tiny: is no result; name a directory with --into")
     result_files.make_directory(into)
-    wish = Wish(into=into, trace_dir=trace_dir, tiny=tiny, jobs=jobs or cores())
-    changes = [renew(name, wish) for name in known if not only or name in only]
+    renewal = Renewal(into=into, trace_dir=trace_dir, tiny=tiny, jobs=jobs or cores())
+    changes = [renew(name, renewal) for name in known if not only or name in only]
     print("", *[said(change) for change in changes], sep="\n")
     return 0

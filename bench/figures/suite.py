@@ -23,7 +23,7 @@ _AEGAEON = ("fig7", *[name for name in SUITES if name != "fig7"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Renewal:
     """Where results go, and how they are made. Panels of a trace are there if `trace_dir` has it."""
 
     into: Path
@@ -48,9 +48,9 @@ def names() -> tuple[str, ...]:
     return (*_AEGAEON, *suites(None), *goodput.SUITES)
 
 
-def renew(name: str, wish: Wish) -> Change:
+def renew(name: str, renewal: Renewal) -> Change:
     """Raises UserError."""
-    json = wish.into / f"{name.replace('-', '_')}.json"
+    json = renewal.into / f"{name.replace('-', '_')}.json"
     before = _read(json) if json.exists() else None
     if before is not None:
         json.unlink()  # its head is of other code
@@ -63,16 +63,16 @@ def renew(name: str, wish: Wish) -> Change:
     return changed(name, before, _read(json))
 
 
-def _simulate(name: str, wish: Wish, json: Path) -> None:
+def _simulate(name: str, renewal: Renewal, json: Path) -> None:
     plot = json.with_suffix(".png")
     if name in SUITES:
-        choice = Choice(policies=policies(as_published=False), tiny=wish.tiny, jobs=wish.jobs)
+        choice = Choice(policies=policies(as_published=False), tiny=renewal.tiny, jobs=renewal.jobs)
         run(SUITES[name], choice, json=json, plot=plot)
     elif name in goodput.SUITES:
-        goodput_run.run(goodput.SUITES[name], json=json, tiny=wish.tiny, seed=0, jobs=wish.jobs)
+        goodput_run.run(goodput.SUITES[name], json=json, tiny=renewal.tiny, seed=0, jobs=renewal.jobs)
     else:
-        there = wish.trace_dir if wish.trace_dir and (wish.trace_dir / TRACE).is_file() else None
-        prism_run.run(suites(there)[name], prism_run.Choice(tiny=wish.tiny, jobs=wish.jobs), json=json, plot=plot)
+        there = renewal.trace_dir if renewal.trace_dir and (renewal.trace_dir / TRACE).is_file() else None
+        prism_run.run(suites(there)[name], prism_run.Choice(tiny=renewal.tiny, jobs=renewal.jobs), json=json, plot=plot)
 
 
 def changed(name: str, before: Any, after: Any) -> Change:

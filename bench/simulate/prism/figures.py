@@ -24,7 +24,8 @@ _TIMELINE_S = 5
 
 class ShareFigures(Struct, frozen=True, omit_defaults=True):
     """`ttft` and `tpot` are the shares of requests whose first token came in time, and whose others kept the pace on
-    average; a request that failed did neither. `imbalance`: by how much of its time the busiest device computed more
+    average; a request that failed did neither. The first request of each model counts in neither: it finds nothing
+    loaded, as on no server that has been there before. `imbalance`: by how much of its time the busiest device computed more
     than the idlest one, on average over 30 s each."""
 
     requests: int
@@ -57,11 +58,13 @@ def measured(setting: Setting) -> ShareFigures:
 def share_figures(outcome: Outcome, slos: Mapping[ModelId, Slo]) -> ShareFigures:
     records = outcome.records
     waits = sorted(r.first_ns - r.arrival_ns for r in records if r.first_ns is not None)
+    began = {record.model: record.request for record in sorted(records, key=_came, reverse=True)}
+    later = [record for record in records if record.request != began[record.model]]
     return ShareFigures(
         requests=len(records),
         failed=sum(record.ended != "finished" for record in records),
-        ttft=round(_share(_first_in_time(record, slos[record.model]) for record in records), 5),
-        tpot=round(_share(_keeps_pace(record, slos[record.model]) for record in records), 5),
+        ttft=round(_share(_first_in_time(record, slos[record.model]) for record in later), 5),
+        tpot=round(_share(_keeps_pace(record, slos[record.model]) for record in later), 5),
         tokens_per_s=round(
             sum(record.output_tokens for record in records if record.ended == "finished")
             * NS_PER_S
@@ -95,6 +98,10 @@ def timeline(setting: Setting) -> Timeline:
         tuple(tokens / _TIMELINE_S for tokens in made),
         tuple(tokens / 1000 for tokens in held),
     )
+
+
+def _came(record: Record) -> tuple[int, int]:
+    return record.arrival_ns, record.request
 
 
 def _bin(time_ns: int) -> int:

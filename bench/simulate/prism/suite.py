@@ -88,6 +88,8 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrismSuite:
+    """A figure."""
+
     name: str
     title: str
     form: Form

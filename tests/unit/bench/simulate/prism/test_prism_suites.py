@@ -51,14 +51,15 @@ def outcome(records: list[Record], spans: list[Span] | None = None) -> Outcome:
 
 def test_a_request_counts_by_its_first_token_and_by_its_mean_pace() -> None:
     records = [
+        record(0, first_ms=500, last_ms=999),
         record(1, first_ms=100, last_ms=200),
         record(2, first_ms=101, last_ms=202),
         record(3, first_ms=50, last_ms=50, tokens=1),
         record(4, first_ms=None),
     ]
     found = share_figures(outcome(records), {ModelId("a"): SLO})
-    assert (found.requests, found.failed, found.ttft, found.tpot) == (4, 1, 0.5, 0.5)
-    assert found.tokens_per_s == pytest.approx(23 / 60, abs=0.05)
+    assert (found.requests, found.failed, found.ttft, found.tpot) == (5, 1, 0.5, 0.5), "but for the first of all"
+    assert found.tokens_per_s == pytest.approx(34 / 60, abs=0.05)
 
 
 def test_imbalance_is_the_mean_difference_of_the_busiest_and_the_idlest() -> None:
