@@ -55,7 +55,7 @@ def renew(name: str, renewal: Renewal) -> Change:
     if before is not None:
         json.unlink()  # its head is of other code
     try:
-        _simulate(name, wish, json)
+        _simulate(name, renewal, json)
     except BaseException:
         if before is not None:
             json.write_bytes(msgspec.json.format(msgspec.json.encode(before)) + b"\n")

@@ -25,8 +25,8 @@ _TIMELINE_S = 5
 class ShareFigures(Struct, frozen=True, omit_defaults=True):
     """`ttft` and `tpot` are the shares of requests whose first token came in time, and whose others kept the pace on
     average; a request that failed did neither. The first request of each model counts in neither: it finds nothing
-    loaded, as on no server that has been there before. `imbalance`: by how much of its time the busiest device computed more
-    than the idlest one, on average over 30 s each."""
+    loaded, as on no server that has been there before. `imbalance`: by how much of its time the busiest device computed
+    more than the idlest one, on average over 30 s each."""
 
     requests: int
     failed: int
