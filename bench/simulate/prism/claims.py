@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bench.simulate.prism.suite import MUX, OURS, PRISM, STATIC
+from bench.simulate.prism.suite import MUX, ON_DEMAND, OURS, PRISM, STATIC
 
 _GOAL = 0.99
 _SAME = 0.005  # of shares that are taken for equal
@@ -49,42 +49,47 @@ def claims(suite: str, cells: Sequence[Mapping[str, Any]]) -> list[Claim]:
     """Of the figure's own."""
     panels = list(dict.fromkeys(cell["panel"] for cell in cells))
     if suite == "prism-fig5":
-        return [ordering(panel, lines(cells, panel, "ttft")) for panel in panels]
+        return [ordering(panel, lines(cells, panel, "ttft"), name) for panel in panels for name in (PRISM, ON_DEMAND)]
     if suite == "prism-fig7":
         return [_placement(panel, lines(cells, panel, "ttft")) for panel in panels]
     if suite == "prism-fig9":
-        return [claim for panel in panels for claim in savings(panel, lines(cells, panel, "ttft"))]
+        return [
+            claim
+            for panel in panels
+            for name in (PRISM, ON_DEMAND)
+            for claim in savings(panel, lines(cells, panel, "ttft"), name)
+        ]
     return []
 
 
-def ordering(panel: str, found: Mapping[str, Line]) -> Claim:
+def ordering(panel: str, found: Mapping[str, Line], prism: str = PRISM) -> Claim:
     """Figure 5: Prism has more first tokens in time than all others, at each point."""
     behind = [
-        f"{name} at {at:g}: {100 * line[at]:.1f} to {100 * found[PRISM][at]:.1f} %"
+        f"{name} at {at:g}: {100 * line[at]:.1f} to {100 * found[prism][at]:.1f} %"
         for name, line in found.items()
         if name in _RIVALS
         for at in line
-        if line[at] > found[PRISM][at] + _SAME
+        if line[at] > found[prism][at] + _SAME
     ]
-    return Claim(f"{panel}: {PRISM} ahead of its rivals at each point", "; ".join(behind) or "ahead", not behind)
+    return Claim(f"{panel}: {prism} ahead of its rivals at each point", "; ".join(behind) or "ahead", not behind)
 
 
-def savings(panel: str, found: Mapping[str, Line]) -> list[Claim]:
+def savings(panel: str, found: Mapping[str, Line], prism: str = PRISM) -> list[Claim]:
     """Figure 9: GPUs for 99 % of first tokens: ours no more than Prism, Prism no more than others and half of
     MuxServe++'s, within a fifth."""
     needed = {name: least(line) for name, line in found.items()}
     told = ", ".join(f"{name} {'more' if gpus is None else f'{gpus:g}'}" for name, gpus in needed.items())
-    prism, infinite = needed[PRISM], float("inf")
+    gpus, infinite = needed[prism], float("inf")
     ours, mux = needed.get(OURS) or infinite, needed.get(MUX) or infinite
     others = [needed.get(name) or infinite for name in _RIVALS]
     said = f"{panel}: GPUs for 99 % of first tokens, "
-    if prism is None:
-        return [Claim(f"{said}{OURS} <= {PRISM} <= others", told, None)]
-    half = None if mux is infinite else prism <= 0.6 * mux
+    if gpus is None:
+        return [Claim(f"{said}{OURS} <= {prism} <= others", told, None if min(others) == infinite else False)]
+    half = None if mux == infinite else gpus <= 0.6 * mux
     return [
-        Claim(f"{said}{OURS} <= {PRISM}", told, ours <= prism),
-        Claim(f"{said}{PRISM} <= others", told, prism <= min(others)),
-        Claim(f"{said}{PRISM} <= half of {MUX}'s, + 20 %", told, half),
+        Claim(f"{said}{OURS} <= {prism}", told, ours <= gpus),
+        Claim(f"{said}{prism} <= others", told, gpus <= min(others)),
+        Claim(f"{said}{prism} <= half of {MUX}'s, + 20 %", told, half),
     ]
 
 

@@ -136,7 +136,15 @@ def _setting(**fields: Any) -> Setting:
 
 
 OURS, PRISM, STATIC, MUX = "least-slack", "prism", "s-partition", "muxserve++"
-_CONTENDERS = tuple(Contender(name=name, policy=name) for name in (OURS, PRISM, STATIC, MUX, "qlm", "serverlessllm"))
+ON_DEMAND = "prism, on demand"
+"""Weights of idle models leave for others, and never by the clock: "if it remains idle and GPU resources become
+constrained for other models" (§6.1)."""
+_CONTENDERS = (
+    Contender(name=OURS, policy=OURS),
+    Contender(name=PRISM, policy=PRISM),
+    Contender(name=ON_DEMAND, policy=PRISM, changes=(("placement_rules", (("idle_ns", None),)),)),
+    *(Contender(name=name, policy=name) for name in (STATIC, MUX, "qlm", "serverlessllm")),
+)
 _PLACEMENT = (
     Contender(name=PRISM, policy=PRISM),
     Contender(name="prism, models stay", policy=PRISM, changes=(("placement", "none"),)),

@@ -114,6 +114,7 @@ def test_savings_are_held_missed_or_cannot_be_told() -> None:
     assert [claim.held for claim in savings("p", lines)] == [False, True, False], "four fifths are not half"
     assert [claim.held for claim in savings("p", {"prism": late, "muxserve++": never})] == [False, True, None]
     assert [claim.held for claim in savings("p", {"prism": never})] == [None]
+    assert [claim.held for claim in savings("p", {"prism": never, "qlm": late})] == [False], "others need fewer"
 
 
 def test_a_suite_has_the_claims_of_its_figure() -> None:
