@@ -27,8 +27,9 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prism:
-    """Several models are resident on a device, with its memory for whoever wants it. Requests go where their model has
-    some, else where `proxy.policies.kvpr` has placed it (Algorithm 1), else to the instance under least pressure.
+    """Several models are resident on a device, with its memory for whoever wants it. Requests go where
+    `proxy.policies.kvpr` has placed their model (Algorithm 1), else where it has some or last had, else to the instance
+    under least pressure.
     Models move, and the weights of those that were idle for 45 s leave (§6.1).
 
     Prompts come first, in the order of Moore-Hodgson (§6.2, Algorithm 2): those that can be on time by their deadlines,
@@ -46,8 +47,9 @@ class Prism:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
-        shares = lists.shares(work.model)
-        return shares[0].instance if shares else lists.by_pressure[0].instance
+        if shares := lists.shares(work.model):
+            return shares[0].instance
+        return lists.home(work.model) or lists.by_pressure[0].instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         if any([batch.waiting for batch in batches]):

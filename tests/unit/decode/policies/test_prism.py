@@ -101,11 +101,18 @@ def test_static_models_take_turns_and_prompts_run_as_they_came(policy: SPartitio
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_goes_where_its_model_has_some_else_where_pressure_is_least() -> None:
+def test_a_request_goes_where_its_model_has_some_or_had_else_where_pressure_is_least() -> None:
     pool = Pool()
-    pool.holds(X, A)
+    (first,) = pool.holds(X, A)
     pool.holds(Y, B)
     assert [pool.asks(POLICY, model) for model in (A, B, C)] == [X, Y, Z]
+    pool.holds(Z, D)
+    pool.holds(Y, C)
+    pool.lists.remove(X, first)
+    pool.holds(X, C, D)
+    assert pool.asks(POLICY, A) == X, "its weights may still be there"
+    pool.lists.down(X)
+    assert pool.asks(POLICY, A) in (Y, Z)
 
 
 def test_the_most_wanted_models_are_apart_whoever_comes_first() -> None:
