@@ -26,8 +26,8 @@ _MOVED = (
 )
 
 REASONS: Sequence[tuple[str, str]] = (
-    ("market/load: prism", _PROMPTS_FIRST),
-    ("market/gpus: prism", _PROMPTS_FIRST),
+    ("market/load: no rival", _PROMPTS_FIRST),
+    ("market/gpus: no rival", _PROMPTS_FIRST),
     ("arena/", _MOVED),
     ("market/x", _MOVED),
 )
