@@ -16,7 +16,7 @@ SEED ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-moves test-gpu \
-	test-vllm vllm lint format generate clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
+	test-vllm vllm lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
 	@echo "make generate  renew what is generated: schemas, lifecycle, tables of options and results"
+	@echo "make figures   simulate all figures of the papers anew, and say what has changed; some hours"
 	@echo "make clean     remove $(VENV) and caches"
 
 setup: $(TOOLS)
@@ -250,6 +251,9 @@ format: $(TOOLS)
 
 generate: $(TOOLS)
 	$(BIN)/python docs/generate.py
+
+figures: $(TOOLS)
+	$(BIN)/aegis bench figures $(if $(TRACES),--trace-dir $(TRACES))
 
 clean:
 	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Protocol, cast
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
 from aegis.core.role import Roles
 from aegis.core.views import DecodePolicy, PrefillOrder, PrefillPolicy, RoundPolicy
 from decode.policies.chunked_prefill import ChunkedPrefill
@@ -19,9 +20,12 @@ from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
+from decode.policies.muxserve_plus_plus import MuxServePlusPlus
 from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
+from decode.policies.prism import Prism
 from decode.policies.qlm import Qlm
+from decode.policies.s_partition import SPartition
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import (
     Left,
@@ -49,12 +53,14 @@ class Policy(DecodePolicy, RoundPolicy, Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """The parameters of a policy when it is made: `memory_bytes` of an instance's device, `turns` as they are
-    configured, as are the `groups` of prefills, and the oracle."""
+    configured, as are the `groups` of prefills, and the oracle. `rates`: the tokens per second that each model is
+    expected to be asked for, where somebody knows; a model without one counts by its weights."""
 
     memory_bytes: int
     turns: WeightedRoundRobin = _TURNS
     groups: GroupedFcfs = _GROUPED
     left: Left | None = None
+    rates: Mapping[ModelId, float] = field(default_factory=dict)
 
     def oracle(self) -> Left:
         """Raises UserError if nobody knows how long answers will be."""
@@ -83,6 +89,8 @@ class Recipe:
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
     placement: Callable[[Site], PlacementPolicy] | None = None  # of models, where they move; None: they do not
+    always_migrates: bool = False  # models move without being told to: it is part of the scheduler
+    rated: bool = False  # it places models by their expected rates
     lanes: bool = False  # it is made for devices that are divided
     one_model: bool = False  # its paper serves one
     profiled: bool = False  # a simulated device was profiled before, for guards
@@ -100,13 +108,16 @@ PLACEMENTS: Mapping[str, Callable[[Site], PlacementPolicy]] = {
     "kvpr": lambda site: KvPressureRatio(),
 }
 """The policies of placement by name: ours and Prism's."""
+UNMOVED = "none"
+"""No placement: models stay, also where moving them is part of the scheduler."""
 
 
-def placement(name: str) -> Callable[[Site], PlacementPolicy]:
+def placement(name: str) -> Callable[[Site], PlacementPolicy] | None:
     """Raises UserError."""
-    if name not in PLACEMENTS:
-        raise UserError(f"unknown placement {name!r}; expected one of {', '.join(PLACEMENTS)}", param="placement")
-    return PLACEMENTS[name]
+    if name not in (*PLACEMENTS, UNMOVED):
+        known = ", ".join((*PLACEMENTS, UNMOVED))
+        raise UserError(f"unknown placement {name!r}; expected one of {known}", param="placement")
+    return PLACEMENTS.get(name)
 
 
 def recipe(name: str, *, as_published: bool = False) -> Recipe:
@@ -188,6 +199,30 @@ RECIPES: Mapping[str, Recipe] = {
             policy=lambda site: MuxServe(site.memory_bytes * 3 // 4),
             switch_ns=0,  # each model has an engine of its own there
             divides_memory=True,
+        ),
+        Recipe(
+            name="prism",
+            about="models share devices, placed by KV pressure; prompts by slack; idle ones leave (Prism)",
+            policy=lambda site: Prism(),
+            switch_ns=0,  # each model has an engine of its own there
+            placement=PLACEMENTS["kvpr"],
+            always_migrates=True,
+        ),
+        Recipe(
+            name="s-partition",
+            about="models placed by rate for good, each with a fixed part of its device's memory (Prism's S-Partition)",
+            policy=lambda site: SPartition(site.memory_bytes * 3 // 4, site.rates),
+            switch_ns=0,
+            divides_memory=True,
+            rated=True,
+        ),
+        Recipe(
+            name="muxserve++",
+            about="models placed by rate for good, and the rest of the memory for all of them (Prism's MuxServe++)",
+            policy=lambda site: MuxServePlusPlus(site.memory_bytes * 3 // 4, site.rates),
+            switch_ns=0,
+            divides_memory=True,
+            rated=True,
         ),
         Recipe(
             name="muxwise",

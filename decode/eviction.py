@@ -4,7 +4,8 @@ Blocks that a sequence has ahead of its next step go to a sequence that needs th
 first: (1) weights, which leave at once: those of models without requests, the least recently used first, then those
 that are needed last; (2) KV of the batch whose turn is furthest, which moves to host slabs; (3) a prefetch under way;
 (4) the youngest sequence of the batch itself. Before anything leaves, the device is asked for more pages, and if
-nothing can leave, they are asked for urgently.
+nothing can leave, they are asked for urgently. Where KV is divided among models, a sequence beyond the part of its own
+model has only that model's KV to make room.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Eviction:
             ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
             if ahead > self._ledger.device.spare(sequence.shape):
                 ahead = sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held
-            if ahead > 0:
+            if ahead > 0 and self._in_its_part(sequence, ahead):
                 self._kv.grow(sequence, ahead)
 
     def clear(self, turn: RunningTurn) -> Room:
@@ -102,10 +103,12 @@ class Eviction:
             or self._kv.waiting
         ):
             return Room.LATER
-        batch, room = turn.batch, self._put_away_others(turn.batch.model)
+        batch = turn.batch
+        divided = self._work.rules.divides_kv and self._ledger.weights.is_resident(batch.model)
+        room = Room.NONE if divided else self._put_away_others(batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
             return Room.LATER
-        own = self._idle(batch)
+        own = self._idle(batch) or (self._idle_alike(batch) if divided else [])
         if room is Room.NONE and own:
             room = self._put_away(own[-1])
             if self._reasons and own[-1].where is Where.HOST:
@@ -200,6 +203,8 @@ class Eviction:
     def _make(self, sequence: Sequence, blocks: int) -> bool:
         """Whether the device now has `blocks` for the sequence, or else will have once something has left."""
         shape, device = sequence.shape, self._ledger.device
+        if not self._in_its_part(sequence, blocks):
+            return False
         if device.room(shape) >= blocks:
             return True
         turn = self._work.turn
@@ -216,6 +221,19 @@ class Eviction:
         if not device.moving and self._put_away_others(sequence.job.model) is Room.NONE:
             self._abandon_prefetch(sequence.job.model)
         return device.room(shape) >= blocks
+
+    def _in_its_part(self, sequence: Sequence, blocks: int) -> bool:
+        """Whether so many more blocks leave the sequence's model within its part of the device, where KV is divided. A
+        sequence that is alone may have more: it could never go on."""
+        if not self._work.rules.divides_kv:
+            return True
+        ledger, model = self._ledger, sequence.job.model
+        alike = [s for batch in self._work.batches if batch.model == model for s in batch.sequences]
+        others = sum([s.held for s in alike if s is not sequence])
+        there = {model, *ledger.weights.resident(), *[loading for loading, _ in ledger.weights.loading()]}
+        weights = sum([ledger.budget.weight_pages(ledger.specs[each].manifest.image_bytes) for each in there])
+        slabs = (ledger.budget.pages - weights) // len(there) // ledger.budget.pages_per_slab
+        return not others or others + sequence.held + blocks <= slabs * ledger.device.per_slab(sequence.shape)
 
     def _give_up_ahead(self, *, but: Batch | None = None) -> None:
         """Gives up the blocks ahead of all batches but that one and those in the run under way, and the blocks that the
@@ -267,6 +285,11 @@ class Eviction:
     def _idle(self, batch: Batch) -> list[Sequence]:
         """Its sequences whose KV is on the device and may leave."""
         return [s for s in batch.sequences if s.where is DEVICE and s not in self._work.busy]
+
+    def _idle_alike(self, batch: Batch) -> list[Sequence]:
+        """The same of the other batches of its model, those whose turns come last at the end."""
+        others = [other for other in self._work.upcoming() if other.model == batch.model and other is not batch]
+        return [sequence for other in others for sequence in self._idle(other)]
 
     def _put_away(self, sequence: Sequence) -> Room:
         """If the host has no slab to give, the sequence is given up and prefilled again."""

@@ -20,6 +20,7 @@ from aegis.core.lifecycle import TABLE, TERMINAL, State
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
+from bench.report.figure_tables import prism, switches, utilisation
 from bench.report.result_tables import cells, crossings, files, goodput, markdown, overload, results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +114,7 @@ SECTIONS = {
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},
     "docs/simulate.md": {"overload": overload},
+    "docs/figures.md": {"switches": switches, "utilisation": utilisation, "prism": prism},
 }
 
 

@@ -39,8 +39,8 @@ def launch(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, muxwise, chunked-prefill, "
-            "dedicated, prefill-first or decode-first. [default: least-slack]",
+            help="Scheduler: least-slack, aegaeon, serverlessllm, qlm, muxserve, prism, s-partition, "
+            "muxserve++, muxwise, chunked-prefill, dedicated, prefill-first or decode-first. [default: least-slack]",
         ),
     ] = None,
     step_tokens: Annotated[

@@ -23,6 +23,7 @@ from aegis.core.errors import UserError
 from bench.calibration.command import calibrate
 from bench.compare.command import compare
 from bench.fidelity.command import fidelity
+from bench.figures.command import figures
 from bench.interference.command import interference
 from bench.lab.commands import (
     bench_decode,
@@ -140,6 +141,7 @@ bench.command("compare")(compare)
 bench.command("interference")(interference)
 bench.command("rivals")(rivals)
 bench.command("fidelity")(fidelity)
+bench.command("figures")(figures)
 bench.command("report")(report)
 bench.command("timeline")(timeline)
 

@@ -306,6 +306,7 @@ class TurnRules:
     overtakes_beside: bool = False  # a short prompt runs with the decode, and needs not wait for one beside it
     join_gain: float = JOIN_GAIN
     sheds: bool = False  # a batch may be put off where not all can be on time
+    divides_kv: bool = False  # what weights leave of the device is in equal parts, one for the KV of each model there
 
 
 class RoundPolicy(Protocol):

@@ -74,7 +74,16 @@ def _kv_shape(layers: int, heads: int, head_dim: int) -> KvShape:
 
 
 def _shape(
-    name: str, layers: int, heads: tuple[int, int], hidden: int, intermediate: int, vocab: int, context_tokens: int
+    name: str,
+    layers: int,
+    heads: tuple[int, int],
+    hidden: int,
+    intermediate: int,
+    vocab: int,
+    context_tokens: int,
+    *,
+    head_dim: int = 128,
+    tied: bool = False,
 ) -> ModelShape:
     qwen = name.startswith("qwen")
     return ModelShape(
@@ -83,12 +92,13 @@ def _shape(
         layers=layers,
         heads=heads[0],
         kv_heads=heads[1],
-        head_dim=128,
+        head_dim=head_dim,
         hidden=hidden,
         intermediate=intermediate,
         vocab=vocab,
         context_tokens=context_tokens,
         qkv_bias=qwen,
+        tied=tied,
     )
 
 
@@ -104,10 +114,12 @@ SHAPES = {
         _shape("qwen2.5-72b", 80, (64, 8), 8192, 29568, 152064, 32768),
         _shape("llama-3-8b", 32, (32, 8), 4096, 14336, 128256, 131072),
         _shape("llama-3-70b", 80, (64, 8), 8192, 28672, 128256, 131072),
+        _shape("llama-3.2-1b", 16, (32, 8), 2048, 8192, 128256, 131072, head_dim=64, tied=True),
+        _shape("llama-3.2-3b", 28, (24, 8), 3072, 8192, 128256, 131072, tied=True),
     )
 }
 """The models of Aegaeon's figures (7B, 9B and 13B; 6B and 7B on A10; 72B), sizes between for one's own, and the two of
-MuxWise's (8B, 70B; Llama 3.1, for contexts of 128 K)."""
+MuxWise's (8B, 70B; Llama 3.1, for contexts of 128 K), and small ones like most of Prism's (1B and 3B; Llama 3.2)."""
 
 MIX = ("qwen2.5-7b",) * 6 + ("yi-1.5-9b",) * 2 + ("llama-2-13b",) * 2
 """Ten of Aegaeon's models, in the order of its artifact; model i of a market has the shape `MIX[i % 10]`."""

@@ -71,6 +71,7 @@ class Pool:
     noise_seed: int = 0
     refuses_late: bool = False  # its proxy refuses who would be late
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
+    rates: Mapping[ModelId, float] = field(default_factory=dict)  # as policies expect them, tokens per second
 
     def instances(self) -> dict[InstanceId, Role]:
         """In order."""
@@ -156,7 +157,7 @@ def simulate(
     """Simulates until all requests have ended. `orders` of users come at their times."""
     agenda, gpu, budget = EventQueue(), pool.gpu_as_wanted(), pool.budget()
     hardware = pool.hardware or gpu.hardware()
-    site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request))
+    site = Site(memory_bytes=gpu.memory_bytes, left=lambda request: market.left(request), rates=pool.rates)
     policy = pool.recipe.policy(site)
     router = Router(
         pool.recipe.prefill(site),

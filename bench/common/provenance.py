@@ -39,6 +39,7 @@ _SIMULATION = (
     "bench/workloads",
     "configs/gpus",
 )
+_PRISM = (*_SIMULATION, "bench/simulate/prism", "proxy/policies")
 _GOODPUT = (*_SIMULATION, "bench/simulate/goodput.py")
 
 DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
@@ -47,8 +48,11 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "cells_links": _SIMULATION,
     "decode": (*_ENGINE, "bench/lab/decode"),
     "fidelity": (*_SERVER, *_SIMULATION, "bench/calibration", "bench/fidelity", "bench/serve"),
-    "fig11a": _SIMULATION,
-    "fig11b": _SIMULATION,
+    **dict.fromkeys(("fig11a", "fig11b", "fig11c", "fig12", "fig13", "fig17", "fig7"), _SIMULATION),
+    "fig14": (*_SIMULATION, "bench/simulate/breakdown.py"),
+    "fig15": (*_SIMULATION, "bench/simulate/switching.py"),
+    "fig16": (*_SIMULATION, "bench/simulate/fragmentation.py"),
+    "fig18": (*_SIMULATION, "bench/simulate/utilisation.py"),
     "gpu": (*_ENGINE, "bench/lab/gpu"),
     "handover": ("aegis/cluster", "aegis/device", "bench/lab/cluster"),
     "interference": (*_SERVER, "bench/interference/suite.py"),
@@ -62,6 +66,7 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("mux_conversation", "mux_loogle", "mux_openthoughts", "mux_sharegpt", "mux_tool_agent"), _GOODPUT),
     "overload": (*_SIMULATION, "bench/simulate/overload"),
     "prefix": (*_SERVER, "bench/lab/prefix_reuse.py"),
+    **dict.fromkeys(("prism_ablation", "prism_fig10", "prism_fig5", "prism_fig6", "prism_fig7", "prism_fig9"), _PRISM),
     "prompts": (*_SERVER, "bench/lab/prompts.py"),
     "proxy": ("aegis/core", "aegis/telemetry", "aegis/transport", "bench/lab/proxy", "proxy"),
     "rivals": (*_SERVER, "bench/rivals", "bench/serve", "bench/workloads"),

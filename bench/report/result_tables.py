@@ -320,7 +320,7 @@ def crossings(directory: Path = RESULTS) -> str:
         measured = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
         panel = measured["panels"][0]
         heads.append(panel["title"])
-        origins.append(f"{panel['title']}: {_where(name, measured)}")
+        origins.append(f"{panel['title']}: {where(name, measured)}")
         for curve in panel["curves"]:
             found.setdefault(curve["policy"], {})[panel["title"]] = str(msgspec.convert(curve["crossing"], Crossing))
     rows = ([f"`{policy}`", *(of.get(head, "") for head in heads)] for policy, of in found.items())
@@ -338,7 +338,7 @@ def goodput(directory: Path = RESULTS) -> str:
     rows, origins = [], []
     for file in sorted(directory.glob("mux_*.json")):
         measured = json.loads(file.read_text(encoding="utf-8"))
-        origins.append(f"{measured['title']}: {_where(file.stem, measured)}")
+        origins.append(f"{measured['title']}: {where(file.stem, measured)}")
         rows += [_contender(panel, result) for panel in measured["panels"] for result in panel["results"]]
     titles = (
         "panel",
@@ -396,7 +396,7 @@ def cells(directory: Path = RESULTS) -> str:
         ("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio", "on lanes"),
         [[*_cell(cell), lanes.get(cell.cell, "")] for cell in figures],
     )
-    head = f"**{measured['title']}** ({_where('cells', measured)}), seeds: {searched}{origin}"
+    head = f"**{measured['title']}** ({where('cells', measured)}), seeds: {searched}{origin}"
     return f"{head}\n\n{table}\n\n{summary(figures)}"
 
 
@@ -410,7 +410,7 @@ def _on_lanes(directory: Path) -> tuple[dict[str, str], str]:
     found = {
         cell.cell: str(each.median) for cell in figures for each in cell.contenders if each.contender == OURS_LANES
     }
-    return found, f"; on lanes: {_where('cells_lanes', measured)}, one seed"
+    return found, f"; on lanes: {where('cells_lanes', measured)}, one seed"
 
 
 def _cell(cell: CellFigures) -> list[str]:
@@ -432,7 +432,7 @@ def overload(directory: Path = RESULTS) -> str:
     ours = (f"`{OURS}`, %", "tokens/s")
     heads = ("cell", *ours, "best rival, %", "", "ratio", "TTFT p99 over its", "switches", "computing, %")
     rows = [_overload_row(cell) for cell in found]
-    return f"**{measured['title']}** ({_where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
+    return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
 
 
 def _overload_row(cell: OverloadCell) -> list[str]:
@@ -450,10 +450,10 @@ def _overload_row(cell: OverloadCell) -> list[str]:
 
 def _table(suite: Suite, name: str, measured: Mapping[str, Any]) -> str:
     rows = [[show(case) for show in suite.columns.values()] for case in measured[suite.cases]]
-    return f"**{suite.title}** ({_where(name, measured)})\n\n{markdown(suite.columns, rows)}"
+    return f"**{suite.title}** ({where(name, measured)})\n\n{markdown(suite.columns, rows)}"
 
 
-def _where(name: str, measured: Mapping[str, Any]) -> str:
+def where(name: str, measured: Mapping[str, Any]) -> str:
     """In a line, like `2026-11-21, AMD EPYC, 2 cores, commit 52e40ba; code changed since`."""
     date, machine, commit, code = _origin(name, measured)
     return f"{date}, {machine}, commit {commit}" + (f"; code {code}" if code == _CHANGED else "")

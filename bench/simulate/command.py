@@ -92,7 +92,8 @@ def simulate(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Models move between instances by load: pressure, or kvpr (Prism's). [default: none does]",
+            help="Models move between instances by load: pressure, kvpr (Prism's), or none. "
+            "[default: kvpr for prism, else none]",
         ),
     ] = None,
     refuse_late: Annotated[

@@ -32,6 +32,9 @@ from bench.simulate.overload.run import Choice as OverloadChoice
 from bench.simulate.overload.run import run as run_overload
 from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.overload.suite import overload
+from bench.simulate.prism.run import Choice as PrismChoice
+from bench.simulate.prism.run import run as run_prism
+from bench.simulate.prism.suite import suites as prism_suites
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
@@ -140,7 +143,8 @@ def _suites(given: Mapping[str, Any]) -> None:
     names = list(dict.fromkeys(given["suite"]))
     if len(names) > 1 and (given["json"] or given["plot"]):
         raise UserError("--json and --plot are of one --suite")
-    figured = [suite(name) for name in names if name not in (*SEARCHES, *GOODPUT_SUITES, OVERLOAD)]
+    apart = (*SEARCHES, *GOODPUT_SUITES, OVERLOAD, *prism_suites(None))
+    figured = [suite(name) for name in names if name not in apart]
     if figured:
         _check_figured(given)
     for name in names:
@@ -150,8 +154,10 @@ def _suites(given: Mapping[str, Any]) -> None:
             _goodput(name, given)
         elif name == OVERLOAD:
             _overload(given)
+        elif name in apart:
+            _prism(name, given)
     choice = Choice(
-        policies=tuple(dict.fromkeys(given["policy"] or _policies(as_published=given["as_published"]))),
+        policies=tuple(dict.fromkeys(given["policy"] or policies(as_published=given["as_published"]))),
         as_published=given["as_published"],
         tiny=given["tiny"],
         seed=given["seed"],
@@ -182,6 +188,22 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
     )
 
 
+def _prism(name: str, given: Mapping[str, Any]) -> None:
+    """A suite of Prism's evaluation. Raises UserError."""
+    for option in (*_NOT_OF_A_SUITE, "seeds", "again", "policy"):
+        if _is_given(given[option]):
+            raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
+    choice = PrismChoice(
+        tiny=given["tiny"],
+        seed=given["seed"],
+        jobs=given["jobs"] or cores(),
+        only=tuple(given["only"] or ()),
+        as_published=given["as_published"],
+    )
+    json, plot = given["json"] or Path(f"{name}.json"), given["plot"] or Path(f"{name}.png")
+    run_prism(prism_suites(given["trace_dir"])[name], choice, json=json, plot=plot)
+
+
 def _overload(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
     for option in (*_NOT_OF_A_SUITE, "seeds", "as_published"):
@@ -210,7 +232,7 @@ def _check_not_searched(given: Mapping[str, Any]) -> None:
         raise UserError(f"{_option(unused[0])} is of --suite {', '.join(of[:-1])} and {of[-1]}")
 
 
-def _policies(*, as_published: bool) -> tuple[str, ...]:
+def policies(*, as_published: bool) -> tuple[str, ...]:
     """All, or those that have a published setting of Aegaeon's evaluation."""
     return tuple(
         name for name, known in RECIPES.items() if not as_published or (published(name) and not known.one_model)

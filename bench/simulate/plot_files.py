@@ -8,7 +8,7 @@ none of that: its letters are paths, its colours are fixed, and each chart is so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from bench.simulate.overload.figures import OverloadCell
 from bench.simulate.study import Curve
 from bench.simulate.sweep import GOAL
 from bench.simulate.switching import PERCENTS, Switching
+from bench.simulate.utilisation import Utilisation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,6 +126,47 @@ def fragmentation(axes: Axes, results: Sequence[tuple[str, Fragmentation]]) -> N
     axes.set_xticks([at + 0.4 - width / 2 for at in range(len(shapes))], shapes)
     axes.set_ylabel("unused, % of the most held")
     axes.legend(fontsize="small")
+
+
+def utilisation(axes: Axes, results: Sequence[tuple[str, Utilisation]]) -> None:
+    """A line over time for each named result."""
+    for name, result in results:
+        axes.plot(range(len(result.by_minute)), [100 * share for share in result.by_minute], label=name)
+    axes.set_xlabel("minutes")
+    axes.set_ylabel("computing, %")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+
+
+def shares(axes: Axes, found: Mapping[str, Mapping[float, float]], key: str, title: str, label: str) -> None:
+    """A line for each contender over what is swept."""
+    for index, (name, line) in enumerate(found.items()):
+        marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
+        axes.plot(list(line), [100 * share for share in line.values()], label=name, marker=marker)
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(key)
+    axes.set_ylabel(label)
+    axes.set_ylim(0, 105)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+
+
+def series(axes: Axes, found: Mapping[str, Sequence[float]], every_s: int, title: str, label: str) -> None:
+    """A line for each contender over time."""
+    for name, values in found.items():
+        axes.plot([at * every_s for at in range(len(values))], values, label=name)
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel("seconds")
+    axes.set_ylabel(label)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+
+
+def bars(axes: Axes, found: Mapping[str, float], label: str) -> None:
+    axes.bar(list(found), list(found.values()))
+    axes.set_ylabel(label)
+    axes.tick_params(axis="x", rotation=20)
 
 
 def overload(title: str, found: Sequence[OverloadCell]) -> Figure:

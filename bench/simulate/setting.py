@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Roles
-from aegis.policies import Policy, Recipe, Site, placement, recipe
+from aegis.policies import UNMOVED, Policy, Recipe, Site, placement, recipe
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -26,6 +28,7 @@ from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
 from bench.workloads.load import at_load
+from proxy.routing.placement_views import PlacementPolicy
 
 _Made = TypeVar("_Made")
 _DEFAULT_SLO = Slo()
@@ -47,6 +50,10 @@ _SELDOM = (
     "load",
     "placement",
     "refuse_late",
+    "placement_rules",
+    "slos",
+    "trace_models",
+    "rules",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -60,16 +67,18 @@ class Setting:
     after `give_up_ns` fails when the next one arrives; None: as the policy has it, which only as published gives up.
     `link_bytes_per_s`, in and out, and `switch_ns` are the GPU's unless said, `max_batch` sequences in a batch and
     `budget_tokens` of a step the policy's. `lanes`: policies may divide GPUs; None: those that are made for it.
-    `placement`: models move by load, as that policy has it; None: they do not.
+    `placement`: models move by load, as that policy has it, or not at all if it is `none`; None: they do where that is
+    part of the policy. `placement_rules` are fields of its rules by their names. `slos` are those of single models.
     `refuse_late`: requests that could not be served in time are refused.
     `peer_loads`: the GPUs of a node carry parts of each other's loads.
-    `options` are fields of the policy by their names, `turns` those of its `WeightedRoundRobin` and `groups` those of
-    its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`). `prompts` is a trace whose prompts replace the
-    drawn ones. What is reused of them is what a cache of `cache_tokens` still has; None: a cache without bounds. 0 also
-    reuses nothing of drawn prompts. Of a trace that passes `trace_speed` times as fast its first `trace_s` seconds.
-    `named_shapes` are pairs of a text and a shape: of models with the text in their names. `noise` is the standard
-    deviation of runs, as a share of what they take; None: none. With a `load`, there are so many times as many requests
-    (`bench.workloads.load`)."""
+    `options` are fields of the policy by their names, `rules` those of its rules, `turns` those of its
+    `WeightedRoundRobin` and `groups` those of its `GroupedFcfs`; `engine` is a rival's (`aegis.sim.rival_engines`).
+    `prompts` is a trace whose prompts replace the drawn ones. What is reused of them is what a cache of `cache_tokens`
+    still has; None: a cache without bounds. 0 also reuses nothing of drawn prompts. Of a trace that passes
+    `trace_speed` times as fast its first `trace_s` seconds, and of its models `trace_models`, evenly from those that
+    are asked for the most to those that seldom are. `named_shapes` are pairs of a text and a shape: of models with the
+    text in their names. `noise` is the standard deviation of runs, as a share of what they take; None: none. With a
+    `load`, there are so many times as many requests (`bench.workloads.load`)."""
 
     policy: str
     workload: str | None = None
@@ -106,6 +115,10 @@ class Setting:
     load: float | None = None
     placement: str | None = None
     refuse_late: bool = False
+    placement_rules: tuple[tuple[str, Any], ...] = ()
+    slos: tuple[tuple[ModelId, Slo], ...] = ()
+    trace_models: int | None = None
+    rules: tuple[tuple[str, Any], ...] = ()
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -128,13 +141,18 @@ def pool_of(setting: Setting) -> Pool:
     the models."""
     known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     if setting.placement is not None:
-        known = replace(known, placement=placement(setting.placement))
+        known = replace(known, placement=placement(setting.placement), always_migrates=setting.placement != UNMOVED)
+    if setting.placement_rules and known.placement:
+        known = replace(known, placement=partial(_ruled_placement, known.placement, dict(setting.placement_rules)))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
     specs = tuple(
         models(
             setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo, instead=setting.named_shapes
         )
     )
+    if setting.slos:
+        own = dict(setting.slos)
+        specs = tuple(replace_fields(each, slo=own.get(each.model, each.slo)) for each in specs)
     pool = Pool(
         gpu=with_engine(_gpu(setting), setting.engine, specs),
         specs=specs,
@@ -147,7 +165,8 @@ def pool_of(setting: Setting) -> Pool:
         noise=setting.noise or 0.0,
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
-        migrates=setting.placement is not None,
+        migrates=known.always_migrates,
+        rates=_rates(asked) if known.rated else {},
         refuses_late=setting.refuse_late,
     )
     _check_fits(pool)
@@ -215,7 +234,7 @@ def _gpu(setting: Setting) -> GpuSpec:
 def _recipe(setting: Setting) -> Recipe:
     known = recipe(setting.policy, as_published=setting.as_published)
     ruled = {"max_batch": setting.max_batch, "budget_tokens": setting.budget_tokens}
-    said = {name: value for name, value in ruled.items() if value is not None}
+    said = {name: value for name, value in ruled.items() if value is not None} | dict(setting.rules)
     if said or setting.options:
         known = replace(known, policy=partial(_ruled, known.policy, said, dict(setting.options)))
     if setting.turns or setting.groups:
@@ -232,6 +251,20 @@ def _ruled(
     return cast(Policy, replace(made, rules=replace(made.rules, **rules), **options))
 
 
+def _ruled_placement(make: Callable[[Site], PlacementPolicy], rules: Mapping[str, Any], site: Site) -> PlacementPolicy:
+    """The policy of placement with other rules."""
+    made: Any = make(site)
+    return cast(PlacementPolicy, replace(made, rules=replace(made.rules, **rules)))
+
+
+def _rates(asked: Sequence[Arrival]) -> dict[ModelId, float]:
+    """The tokens per second that each model is asked for on average: what its operator knows beforehand."""
+    span_s, tokens = max(asked[-1].at_ns - asked[0].at_ns, NS_PER_S) / NS_PER_S if asked else 1.0, dict[ModelId, int]()
+    for each in asked:
+        tokens[each.model] = tokens.get(each.model, 0) + each.input_tokens + each.output_tokens
+    return {model: total / span_s for model, total in sorted(tokens.items())}
+
+
 def _sited(turns: Mapping[str, Any], groups: Mapping[str, Any], site: Site) -> Site:
     return replace(site, turns=replace(site.turns, **turns), groups=replace(site.groups, **groups))
 
@@ -243,6 +276,9 @@ def _at(sited: Callable[[Site], Site], make: Callable[[Site], _Made], site: Site
 def _arrivals_of(setting: Setting) -> list[Arrival]:
     if setting.trace is not None:
         arrivals = _recorded(setting.trace, setting.trace_s, setting.trace_speed or 1.0)
+        if setting.trace_models:
+            whole = _recorded(setting.trace, None, 1.0)
+            arrivals = _of_some(arrivals, whole, setting.trace_models)
     else:
         assert setting.workload is not None
         arrivals = _drawn(setting.workload, setting.seed)
@@ -267,6 +303,16 @@ def _recorded(trace: str, until_s: float | None, speed: float) -> list[Arrival]:
     if speed != 1:
         arrivals = [replace(arrival, at_ns=round(arrival.at_ns / speed)) for arrival in arrivals]
     return arrivals if until_s is None else [each for each in arrivals if each.at_ns < until_s * NS_PER_S]
+
+
+def _of_some(arrivals: list[Arrival], whole: list[Arrival], count: int) -> list[Arrival]:
+    """Those of so many of the models of the `whole` trace. Raises UserError."""
+    asked = Counter([each.model for each in whole])
+    ranked = sorted(asked, key=lambda model: (-asked[model], model))
+    if count > len(ranked):
+        raise UserError(f"the trace asks for {len(ranked)} models, and not for {count}")
+    kept = {ranked[number * len(ranked) // count] for number in range(count)}
+    return [each for each in arrivals if each.model in kept]
 
 
 def _wanted(arrivals: Iterable[Arrival], specs: Mapping[ModelId, ModelSpec]) -> Iterator[SimRequest]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from rich.table import Table
 
+from aegis.core.errors import UserError
 from bench.common import result_files
-from bench.simulate import breakdown, fragmentation, plot_files, switching, table
+from bench.simulate import breakdown, fragmentation, plot_files, switching, table, utilisation
 from bench.simulate.references import CLAIMS, Comparison, compare
 from bench.simulate.setting import Setting
 from bench.simulate.study import Study, curves
@@ -21,6 +22,7 @@ _MEASURES = {
     Form.BREAKDOWN: breakdown.measure,
     Form.SWITCHING: switching.measure,
     Form.FRAGMENTATION: fragmentation.measure,
+    Form.UTILISATION: utilisation.measure,
 }
 
 
@@ -39,6 +41,8 @@ class Choice:
 def run(suite: Suite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
     plot_files.check(plot)
+    if choice.as_published and not suite.publishable:
+        raise UserError(f"--as-published is not of --suite {suite.name}, whose panels say what a switch takes")
     result = _curves(suite, choice, plot) if suite.form is Form.CURVES else _measured(suite, choice, plot)
     head = {"suite": suite.name, "title": suite.title, "as_published": choice.as_published, "seed": choice.seed}
     content = head | {"claim": CLAIMS.get(suite.name), "panels": result}
@@ -57,7 +61,7 @@ def _curves(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
     studies = [
         Study(
             base=_conditions(panel, choice),
-            policies=choice.policies,
+            policies=suite.policies or choice.policies,
             sweep=swept(panel, tiny=choice.tiny),
             trace_dir=choice.trace_dir,
         )
@@ -97,8 +101,10 @@ def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
 
 
 def _measured(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
-    """Of one policy, the first."""
-    settings = [replace(_conditions(panel, choice), policy=choice.policies[0]) for panel in suite.panels]
+    """Of one policy, that of the panel or else the first."""
+    settings = [
+        replace(_conditions(panel, choice), policy=panel.policy or choice.policies[0]) for panel in suite.panels
+    ]
     results: list[Any] = each(_MEASURES[suite.form], settings, jobs=choice.jobs, title=suite.name)
     _draw(suite, results, plot)
     _show(suite, results)
@@ -116,6 +122,8 @@ def _draw(suite: Suite, results: Sequence[Any], plot: Path) -> None:
             plot_files.breakdowns(axes[0], named)
         case Form.FRAGMENTATION:
             plot_files.fragmentation(axes[0], named)
+        case Form.UTILISATION:
+            plot_files.utilisation(axes[0], named)
         case Form.SWITCHING:
             for place, (title, result) in zip(axes, named, strict=True):
                 plot_files.switching(place, result, title)
@@ -137,6 +145,13 @@ def _row(form: Form, result: Any) -> dict[str, str]:
     match form:
         case Form.BREAKDOWN:
             return {stage.replace("_", " "): f"{100 * getattr(result, stage):.1f} %" for stage in breakdown.STAGES}
+        case Form.UTILISATION:
+            return {
+                "idlest": f"{100 * result.lowest:.1f} %",
+                "busiest": f"{100 * result.highest:.1f} %",
+                "all": f"{100 * result.mean:.1f} %",
+                "on time": f"{100 * result.attainment:.1f} %",
+            }
         case Form.FRAGMENTATION:
             return {shape: f"{100 * waste.of_peak:.1f} %" for shape, waste in result.shapes.items()}
         case _:

@@ -39,6 +39,9 @@ SITES = {
     "aegaeon": Site(SPLIT),
     "muxwise": Site(memory=ROOMY),
     "muxserve": Site(("--mixed", "2"), ROOMY),
+    "prism": Site(("--mixed", "2")),
+    "s-partition": Site(("--mixed", "2"), ROOMY),
+    "muxserve++": Site(("--mixed", "2"), ROOMY),
     "dedicated": Site(("--mixed", "2"), models=2),
 }
 POLICIES = [name for name in RECIPES if name not in ORACLES]

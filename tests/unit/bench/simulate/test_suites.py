@@ -19,6 +19,7 @@ SECTIONS = {
     Form.BREAKDOWN: {"prefill_wait", "prefill", "decode_wait", "decode", "kv_copies", "messages", "mean_s"},
     Form.SWITCHING: {"switches", "prefetched", "kv_copies"},
     Form.FRAGMENTATION: {"shapes"},
+    Form.UTILISATION: {"gpus", "lowest", "highest", "mean", "by_minute", "attainment"},
 }
 
 
@@ -36,7 +37,7 @@ def test_a_suite_writes_all_its_panels_and_a_plot(
     assert [panel["panel"] for panel in result["panels"]] == [panel.name for panel in SUITES[name].panels]
     for panel in result["panels"]:
         if SUITES[name].form is Form.CURVES:
-            _check_curves(panel)
+            _check_curves(panel, SUITES[name].policies or TINY.policies)
         else:
             assert set(panel["result"]) == SECTIONS[SUITES[name].form]
     assert plot.startswith(b"\x89PNG")
@@ -44,8 +45,8 @@ def test_a_suite_writes_all_its_panels_and_a_plot(
     assert written(name, tmp_path) == (json, plot)
 
 
-def _check_curves(panel: dict[str, Any]) -> None:
-    assert [curve["policy"] for curve in panel["curves"]] == list(TINY.policies)
+def _check_curves(panel: dict[str, Any], policies: tuple[str, ...]) -> None:
+    assert [curve["policy"] for curve in panel["curves"]] == list(policies)
     for curve in panel["curves"]:
         assert len(curve["points"]) == 2
         assert all(point["figures"]["requests"] > 0 for point in curve["points"])
@@ -73,6 +74,21 @@ def test_policies_as_published_run_on_recorded_inputs(tmp_path: Path) -> None:
     assert (point["at"], point["figures"]["requests"]) == (16.0, 1)
     with pytest.raises(UserError, match="holds no file like"):
         written("fig11b", tmp_path, choice)
+
+
+def test_panels_of_policies_of_their_own_and_of_costs_of_their_own(tmp_path: Path) -> None:
+    before, after, ours = msgspec.json.decode(written("fig18", tmp_path)[0])["panels"]
+    assert [panel["policy"] for panel in (before, after, ours)] == ["dedicated", "aegaeon", "least-slack"]
+    assert (before["result"]["gpus"], after["result"]["gpus"]) == (47, 16)
+    slow, fast = SUITES["fig7"].panels[0].setting, SUITES["fig7"].panels[-1].setting
+    assert (slow.switch_ns, fast.switch_ns, dict(slow.rules), dict(fast.rules)) == (
+        22_300_000_000,
+        None,
+        {"prefetches": False},
+        {"prefetches": True},
+    )
+    with pytest.raises(UserError, match="--as-published is not of --suite fig18"):
+        written("fig18", tmp_path, replace(TINY, as_published=True))
 
 
 def test_an_unknown_suite_is_refused() -> None:

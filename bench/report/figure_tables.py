@@ -1,0 +1,141 @@
+"""The documentation's tables of the papers' figures, from their files in `bench/results`: Prism's, and those of
+Aegaeon's that other tables do not have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.common.provenance import RESULTS
+from bench.report.result_tables import markdown, where
+from bench.simulate.prism.claims import lines
+from bench.simulate.references import CLAIMS
+from bench.simulate.sweep import Crossing
+
+_NOTHING = "Nothing has been simulated yet; the command above does it."
+
+_PROMPTS_FIRST = (
+    "in all of them prompts come first and KV leaves for them, whatever memory there is; see tokens per second"
+)
+_MOVED = (
+    "memory for all models: who keeps them loaded never waits, and who moves a model, or sends it away, loads it again"
+)
+
+REASONS: Sequence[tuple[str, str]] = (
+    ("market/load: no rival", _PROMPTS_FIRST),
+    ("market/gpus: no rival", _PROMPTS_FIRST),
+    ("arena/", _MOVED),
+    ("market/x", _MOVED),
+)
+"""Why claims of the paper do not hold here, by how their texts begin."""
+
+
+def switches(directory: Path = RESULTS) -> str:
+    """Aegaeon's switches without their optimisations: a row for each stage."""
+    measured = _read(directory, "fig7")
+    if measured is None:
+        return _NOTHING
+    rows = []
+    for panel in measured["panels"]:
+        [curve] = panel["curves"]
+        at = [f"{100 * point['figures']['attainment']:.0f}" for point in curve["points"]]
+        rows.append([panel["title"], str(msgspec.convert(curve["crossing"], Crossing)), ", ".join(at)])
+    models = ", ".join(f"{point['at']:g}" for point in measured["panels"][0]["curves"][0]["points"])
+    heads = ("", "models at 90 %", f"tokens on time, %, at {models} models")
+    return f"{_head('fig7', measured)}\n\n{markdown(heads, rows)}"
+
+
+def utilisation(directory: Path = RESULTS) -> str:
+    """How busy GPUs are: a row for each way to use them."""
+    measured = _read(directory, "fig18")
+    if measured is None:
+        return _NOTHING
+    rows = [
+        [
+            panel["title"],
+            str(panel["result"]["gpus"]),
+            *(f"{100 * panel['result'][name]:.1f}" for name in ("lowest", "highest", "mean", "attainment")),
+        ]
+        for panel in measured["panels"]
+    ]
+    heads = ("", "GPUs", "idlest, %", "busiest, %", "all, %", "tokens on time, %")
+    return f"{_head('fig18', measured)}\n\n{markdown(heads, rows)}"
+
+
+def prism(directory: Path = RESULTS) -> str:
+    """Prism's figures: shares of first tokens in time and of answers that keep the pace, and what becomes of its
+    claims."""
+    parts = []
+    for name in ("prism_fig5", "prism_fig6", "prism_fig7", "prism_fig9", "prism_fig10", "prism_ablation"):
+        measured = _read(directory, name)
+        if measured is not None:
+            parts.append("\n\n".join([_head(name, measured), *_tables(measured), *_claims(measured)]))
+    return "\n\n".join(parts) or _NOTHING
+
+
+def _tables(measured: Mapping[str, Any]) -> list[str]:
+    cells = measured["cells"]
+    match measured["form"]:
+        case "shares":
+            return [_panel(cells, panel) for panel in dict.fromkeys(cell["panel"] for cell in cells)]
+        case "timeline":
+            return [_timeline(cells)]
+        case _:
+            rows = [
+                [cell["contender"], *(f"{cell['result'][key]:g}" for key in ("weights_gb", "load_s", "first_token_s"))]
+                for cell in cells
+            ]
+            return [markdown(("model", "weights, GB", "load, s", "first token, s"), rows)]
+
+
+def _panel(cells: Sequence[Mapping[str, Any]], panel: str) -> str:
+    first, pace = lines(cells, panel, "ttft"), lines(cells, panel, "tpot")
+    [head, *_] = [cell for cell in cells if cell["panel"] == panel]
+    values = list(next(iter(first.values())))
+    rows = [
+        [f"`{name}`", *(f"{100 * line[at]:.1f} / {100 * pace[name][at]:.0f}" for at in values)]
+        for name, line in first.items()
+    ]
+    return markdown((f"{panel}: {head['title']}", *(f"{head['key']} {at:g}" for at in values)), rows)
+
+
+def _timeline(cells: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [
+            f"`{cell['contender']}`",
+            f"{sum(cell['result']['tokens_per_s']) / len(cell['result']['tokens_per_s']):.0f}",
+            f"{max(cell['result']['tokens_per_s']):.0f}",
+            f"{len(cell['result']['tokens_per_s']) * cell['result']['every_s']}",
+        ]
+        for cell in cells
+    ]
+    return markdown(("", "tokens/s, mean", "most in 5 s", "all done after, s"), rows)
+
+
+def _claims(measured: Mapping[str, Any]) -> list[str]:
+    rows = [[claim["says"], claim["found"], _verdict(claim)] for claim in measured["claims"]]
+    return [markdown(("the paper's order", "here", ""), rows)] if rows else []
+
+
+def _verdict(claim: Mapping[str, Any]) -> str:
+    if claim["held"] is None:
+        return "cannot be told"
+    return "held" if claim["held"] else f"**missed**: {_reason(claim['says'])}"
+
+
+def _reason(says: str) -> str:
+    return next((reason for start, reason in REASONS if says.startswith(start)), "not explained")
+
+
+def _head(name: str, measured: Mapping[str, Any]) -> str:
+    claim = CLAIMS.get(name)
+    return f"**{measured['title']}** ({where(name, measured)})" + (f"  \n{claim}" if claim else "")
+
+
+def _read(directory: Path, name: str) -> Any:
+    file = directory / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
