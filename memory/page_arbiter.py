@@ -201,7 +201,9 @@ class PageArbiter:
 
     def seen(self, instance: InstanceId, *, busy: bool, now_ns: int) -> None:
         """Whether the instance has work."""
-        member = self._members[instance]
+        member = self._members.get(instance)
+        if member is None:
+            return  # its report was on the way when it was lost
         if busy:
             member.idle_since_ns, member.kept = None, -1
         elif member.idle_since_ns is None:

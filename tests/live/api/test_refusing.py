@@ -63,7 +63,7 @@ def test_who_is_refused_is_told_when_to_come_again_and_all_others_are_answered(
 ) -> None:
     for refuses in ((), ("--refuse-late",)):
         options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
-        options += ["--slo", "ttft=0.5,tbt=0.02", "--mixed", "2", *refuses]
+        options += ["--slo", "ttft=0.2,tbt=0.005", "--mixed", "2", *refuses]
         with launched(tmp_path / "-".join(["server", *refuses]), cache, *options) as server:
             server.wait_for_ready()
             answers = asyncio.run(_ask_all(server.url))

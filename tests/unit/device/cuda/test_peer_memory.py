@@ -96,6 +96,7 @@ def test_closing_gives_everything_back(stand: Stand) -> None:
 
 def test_a_gpu_without_a_link_is_not_opened(stand: Stand) -> None:
     stand.models[2].unreachable.add(1)
+    stand.target.reserve(PAGES * PAGE).map(0, [PageRun(0, PAGES)])  # waits for its own pages
     before = stand.models[2].held()
     assert stand.target.open_peer(stand.pools[1].address, STAGING) is None
     assert stand.models[2].held() == before
