@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from math import exp
-from typing import Final
 
 from aegis.core.estimators import Latency
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
-from aegis.core.views import BatchView
+from aegis.core.views import ANSWER_TOKENS, BatchView
 from decode.sequences import DEVICE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
-
-ANSWER_TOKENS: Final = 256.0
-"""The tokens that a request is expected to make yet. Goodput hardly depends on it, from 64 to 1024."""
 
 _Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
 

@@ -15,6 +15,9 @@ MAX_BATCH: Final = 64
 """Sequences in a decode batch, whatever room there is."""
 
 
+ANSWER_TOKENS: Final = 256.0
+"""The tokens that a request is expected to make yet, where it is weighed whom to keep on time."""
+
 JOIN_GAIN: Final = 0.1
 """The share of its time that a prompt has to save to run in the step of another one, if prefills are cut at all: who is
 in a step with others gets its first token at the end of the whole step."""

@@ -38,3 +38,13 @@ def write(file: Path, content: bytes) -> None:
 def write_json(file: Path, content: Any) -> None:
     """Indented; a file of `bench/results` says which code it is of. Raises UserError."""
     write(file, msgspec.json.format(msgspec.json.encode(stamped(file, content))) + b"\n")
+
+
+def replace_json(file: Path, content: Any) -> None:
+    """As `write_json`, and an end at any time leaves a whole file: the one before, or this one. Raises UserError."""
+    part = file.with_name(f"{file.name}.part")
+    write_json(part, stamped(file, content))
+    try:
+        part.replace(file)
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None

@@ -31,14 +31,11 @@ from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import PrefillPolicy, Work
+from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.prefill_queues import PrefillQueues
-
-ANSWER_TOKENS: Final = 256.0
-"""The tokens that a request is expected to make yet, as where instances decide whom to keep on time."""
 
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from aegis.core.errors import UserError
 from bench.common import result_files
-from bench.common.provenance import Provenance, stamped
+from bench.common.provenance import Provenance
 from bench.simulate import plot_files, table
 from bench.simulate.cells.figures import CellFigures, Key, cell_figures, summary
 from bench.simulate.cells.search import UNITS, SearchResult, end_of, found
@@ -83,7 +83,7 @@ def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
 
     def write() -> Results:
         results = _results(suite, known, measured)
-        _write(json, results)
+        result_files.replace_json(json, results)
         return results
 
     for seeds in (choice.seeds[:1], choice.seeds[1:]):
@@ -182,13 +182,3 @@ def _known(suite: CellSuite, held: Results | None, json: Path, *, again: bool) -
     for key in untuned:
         del known[key]
     return known
-
-
-def _write(json: Path, results: Results) -> None:
-    """So that an end at any time leaves a whole file."""
-    part = json.with_name(f"{json.name}.part")
-    result_files.write_json(part, stamped(json, results))
-    try:
-        part.replace(json)
-    except OSError as error:
-        raise UserError(f"cannot write {json}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from aegis.core.errors import UserError
 from bench.common import result_files
-from bench.common.provenance import Provenance, stamped
+from bench.common.provenance import Provenance
 from bench.simulate import plot_files, table
 from bench.simulate.contenders import OURS, Contender
 from bench.simulate.overload.figures import Measured, OverloadCell, compared, measured, summary
@@ -78,9 +78,9 @@ def run(suite: OverloadSuite, choice: Choice, *, json: Path, plot: Path) -> None
     for at, answer in as_they_come(measured, tasks, jobs=choice.jobs, title=NAME):
         cell, contender = asked[at]
         known[cell.name, contender.name] = answer
-        _write(json, _results(suite, choice.seed, known, origin))
+        result_files.replace_json(json, _results(suite, choice.seed, known, origin))
     results = _results(suite, choice.seed, known, origin)
-    _write(json, results)
+    result_files.replace_json(json, results)
     show(suite, results.cells)
     plot_files.save(plot_files.overload(suite.title, results.cells), plot)
     table.plain_console().print(f"\n{json} and {plot} are written")
@@ -165,13 +165,3 @@ def _held(suite: OverloadSuite, seed: int, json: Path) -> Results | None:
         if conditions.get(cell.cell) != cell.setting:
             raise UserError(f"{json}: {cell.cell} was simulated with other settings; name another file")
     return held
-
-
-def _write(json: Path, results: Results) -> None:
-    """So that an end at any time leaves a whole file."""
-    part = json.with_name(f"{json.name}.part")
-    result_files.write_json(part, stamped(json, results))
-    try:
-        part.replace(json)
-    except OSError as error:
-        raise UserError(f"cannot write {json}: {error.strerror}") from None

@@ -26,9 +26,8 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
-from aegis.core.views import BatchView, Renewal, Turn, TurnRules
+from aegis.core.views import ANSWER_TOKENS, BatchView, Renewal, Turn, TurnRules
 from aegis.sim.faults.fake_models import PAGE, make_spec
-from decode.batch_view import ANSWER_TOKENS
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, make_job
 from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, lent, running, settle, step, take

@@ -17,11 +17,11 @@ from aegis.core.messages import Phase, Prefilled, Started
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
-from aegis.core.views import Work
+from aegis.core.views import ANSWER_TOKENS, Work
 from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.admission import ANSWER_TOKENS, Claim, wait_ns
+from proxy.routing.admission import Claim, wait_ns
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import (
     ClientLeft,
