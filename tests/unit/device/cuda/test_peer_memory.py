@@ -113,6 +113,7 @@ def test_a_pool_that_is_gone_is_not_opened(stand: Stand) -> None:
 
 @pytest.mark.parametrize("refused", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
 def test_what_the_driver_refuses_leaves_nothing_behind(stand: Stand, refused: str) -> None:
+    stand.target.reserve(PAGES * PAGE).map(0, [PageRun(0, PAGES)])  # waits for its own pages
     before = stand.models[2].held()
     stand.models[2].failing[refused] = 1
     assert stand.target.open_peer(stand.pools[1].address, STAGING) is None
