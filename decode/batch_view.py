@@ -140,6 +140,7 @@ class BatchViews:
             prompt_ns,
             piece_ns,
             prompt_rank_ns,
+            self._change_times.stall_ns,
         )
 
 

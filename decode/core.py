@@ -117,8 +117,6 @@ class DecodeCore:
         self._kv = KvSwap(ledger, self.counters, send, reuses=reuses)
         self._arrivals = Arrivals(ledger, self._kv, self.counters, send, self._give_up)
         self._change_times = ChangeTimes()
-        self._begun_ns = 0  # the run under way
-        self._changes = False  # it is the first of another model
         self._step_times = StepTimes(hardware)
         self._models = InstanceModels(ledger, send)
         self._views = BatchViews(ledger, self._work, self._models, self._step_times, self._change_times)
@@ -285,7 +283,7 @@ class DecodeCore:
     def _stepped(self, event: Stepped, now_ns: int) -> None:
         stepped, prompts = self._ended(event.lane)
         if not event.lane:
-            self._change_times.saw(now_ns - self._begun_ns - event.duration_ns, changed=self._changes)
+            self._change_times.ended(event.duration_ns, now_ns)
         streams = stepped[len(prompts) :]
         if prompts:
             self._prefilled(stepped[: len(prompts)], prompts, streams, event, now_ns)
@@ -449,6 +447,7 @@ class DecodeCore:
         previous, holder = self._work.turn, self._work.holder
         turn = self._work.turn_now(now_ns, lambda batch: self._views.of(batch, now_ns), self._kv.capacity)
         if turn is None:
+            self._change_times.idle()
             self.ledger.balloon.content()
             if self.ledger.balloon.owes:
                 self._eviction.give_way(now_ns)
@@ -559,8 +558,9 @@ class DecodeCore:
         if turn.started_ns is None:
             turn.started_ns = now_ns
         self._work.begins(turn, now_ns)
-        self._begun_ns, self._changes = now_ns, turn.batch.model != self._models.active
-        if self._changes:
+        changes = turn.batch.model != self._models.active
+        self._change_times.begins(turn.batch.batch, now_ns, changes=changes, pause=turn.pause)
+        if changes:
             self._switched(turn, now_ns)
         self._work.stepping = stepping
         self.ledger.balloon.content()

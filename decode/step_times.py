@@ -11,26 +11,51 @@ from aegis.core.messages import StepsTook
 from aegis.core.model import ModelSpec
 
 _NEWEST_SHARE: Final = 1 / 8
+_STALL_SHARE: Final = 1 / 64
 _LEAST_NS: Final = 5_000_000  # less makes no difference to turns, and may be noise
 
 
 class ChangeTimes:
-    """The time of a change of models besides its copies, as one instance learns it: the time that passed before a run
-    although nothing had to be waited for, and that its steps do not account for, compared with runs without a
-    change."""
+    """What changes cost one instance, as it learns it. `ns`: the time of a change of models besides its copies, which
+    passed before a run although nothing had to be waited for, and that its steps do not account for, compared with runs
+    without a change. `stall_ns`: the time without a run before the first one of another batch than the last one's, with
+    all that it waited for, be it weights or KV; what came in during the run before is not in it. None: there was none.
+    """
 
     def __init__(self) -> None:
         self.ns = 0
+        self.stall_ns: int | None = None
         self._usual_ns = 0.0
         self._changed_ns = 0.0
+        self._batch = -1
+        self.begun_ns = 0
+        self._changes = False
+        self._ended_ns: int | None = None
 
-    def saw(self, lost_ns: int, *, changed: bool) -> None:
-        if changed:
+    def begins(self, batch: int, now_ns: int, *, changes: bool, pause: bool) -> None:
+        """A run. It `changes` the model."""
+        if not pause and batch != self._batch:
+            if self._ended_ns is not None:
+                stall_ns, before_ns = now_ns - self._ended_ns, self.stall_ns
+                moved_ns = 0 if before_ns is None else round((before_ns - stall_ns) * (1 - _STALL_SHARE))
+                self.stall_ns = stall_ns + moved_ns
+            self._batch = batch
+        self.begun_ns, self._changes = now_ns, changes
+
+    def ended(self, duration_ns: int, now_ns: int) -> None:
+        """The run, of which its steps took that long."""
+        lost_ns = now_ns - self.begun_ns - duration_ns
+        if self._changes:
             self._changed_ns += (lost_ns - self._changed_ns) * _NEWEST_SHARE
         else:
             self._usual_ns += (lost_ns - self._usual_ns) * _NEWEST_SHARE
         learned_ns = round(self._changed_ns - self._usual_ns)
         self.ns = learned_ns if learned_ns >= _LEAST_NS else 0
+        self._ended_ns = now_ns
+
+    def idle(self) -> None:
+        """There is no work: until there is, nobody waits."""
+        self._ended_ns = None
 
 
 _AGAIN_NS: Final = NS_PER_S

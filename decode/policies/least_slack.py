@@ -43,6 +43,8 @@ class LeastSlack:
     in proportion to Q, which costs Q / T of their TTFT deadline T: c / Q + Q / T is least at √(c·T). The quantum is
     `turn_factor` of that. c is the mean over the batches of the time of a change, or of a step if that is longer: a
     turn begins as soon as the KV of one sequence is there, and a step without the others is worth little.
+    Most of c is hidden behind the turn before, unless memory does not hold two models and their KV. What is not, the
+    time s in which nothing ran before turns, is seen: c is at least four times that.
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
     the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
@@ -238,7 +240,8 @@ class LeastSlack:
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
         change_ns = sum(changes_ns) / len(batches)
-        quantum_ns = round(self.turn_factor * sqrt(change_ns * min([batch.ttft_ns for batch in batches])))
+        ttft_ns, stall_ns = min([batch.ttft_ns for batch in batches]), batches[0].stall_ns or 0
+        quantum_ns = round(self.turn_factor * sqrt(max(change_ns, 4 * stall_ns) * ttft_ns))
         if spoken_for(batches) >= self.calm_share:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])

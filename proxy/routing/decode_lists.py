@@ -9,7 +9,9 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
 from proxy.routing.demand import NOTHING, Demand
@@ -18,12 +20,17 @@ from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
 
+_GROWTH_NS: Final = NS_PER_S
+"""How often requests are taken to have grown: by a token for each TBT that has passed, as in Prism's KV pressure."""
+
+
 @dataclass(slots=True)
 class _Held:
     """An instance's requests of one model. `tokens` are those of this proxy's."""
 
     tokens: int = 0
     requests: dict[RequestId, int] = field(default_factory=dict)  # and how many tokens
+    growing: dict[RequestId, None] = field(default_factory=dict)  # of these: they make tokens
     foreign: ModelLoad | None = None  # the load of other proxies there
     share: Share | None = None
 
@@ -51,12 +58,14 @@ class DecodeLists:
         "_by_pressure",
         "_capacity_tokens",
         "_demand_of",
+        "_grown_ns",
         "_home",
         "_instances_of",
         "_lists",
         "_max_batch",
         "_repriced",
         "_shares",
+        "_tbt_ns",
         "_weight_bytes",
         "by_length",
     )
@@ -67,16 +76,19 @@ class DecodeLists:
         weight_bytes: Mapping[ModelId, int] | None = None,
         demand: Callable[[ModelId, int], Demand] = lambda model, tokens: NOTHING,
         *,
+        tbt_ns: Callable[[ModelId], int] = lambda model: NS_PER_S,
         max_batch: int = MAX_BATCH,
     ) -> None:
         """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `demand` says
-        what requests of a model, with so many tokens in all, want of their instance."""
+        what requests of a model, with so many tokens in all, want of their instance, and `tbt_ns` how fast they grow."""
         self.by_length: list[Length] = []
         self._by_pressure: list[Pressure] = []
         self._repriced: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
         self._capacity_tokens = capacity_tokens
         self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
         self._demand_of = demand
+        self._tbt_ns = tbt_ns
+        self._grown_ns = 0
         self._max_batch = max_batch
         self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
         self._instances_of: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
@@ -144,7 +156,7 @@ class DecodeLists:
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
 
     def placed_tokens(self, instance: InstanceId, request: RequestId) -> int:
-        """The tokens that the request had when it was placed there; those that it made since are not counted."""
+        """The tokens that the request had when it was placed there, and those that it is taken to have made since."""
         known = self._lists[instance]
         return known.held[known.models[request]].requests[request]
 
@@ -194,6 +206,24 @@ class DecodeLists:
         if known:
             known.last_token_ns = now_ns
 
+    def grow(self, now_ns: int) -> None:
+        """Requests grow while they are there, and long answers take room that was not counted when they came. By the
+        clock, and not by the tokens that come: those of a long turn may come together at its end."""
+        grown_ns = now_ns - now_ns % _GROWTH_NS
+        if grown_ns <= self._grown_ns:
+            return
+        for known in self._lists.values():
+            for model, held in known.held.items():
+                if not held.growing:
+                    continue
+                tbt_ns = self._tbt_ns(model)
+                if tokens := grown_ns // tbt_ns - self._grown_ns // tbt_ns:
+                    for request in held.growing:
+                        held.requests[request] += tokens
+                    held.tokens += tokens * len(held.growing)
+                    self._share(known, model, held)
+        self._grown_ns = grown_ns
+
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests: one of that name that comes later is another one."""
         self._home.pop(model, None)
@@ -237,6 +267,13 @@ class DecodeLists:
         held.tokens += work.tokens
         self._share(known, work.model, held)
 
+    def makes_tokens(self, instance: InstanceId, request: RequestId) -> None:
+        """The request has its first token, if it is still there."""
+        known = self._lists.get(instance)
+        model = known.models.get(request) if known else None
+        if known and model is not None:
+            known.held[model].growing[request] = None
+
     def remove(self, instance: InstanceId, request: RequestId) -> bool:
         """The request has left; whether it was there."""
         known = self._lists[instance]
@@ -245,6 +282,7 @@ class DecodeLists:
             return False
         held = known.held[model]
         held.tokens -= held.requests.pop(request)
+        held.growing.pop(request, None)
         self._share(known, model, held)
         return True
 

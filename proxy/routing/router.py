@@ -105,7 +105,9 @@ class Router:
         self._prefills = PrefillQueues(prefill_policy.max_group_size, self._latency, self._ttft_ns)
         self._specs: dict[ModelId, ModelSpec] = {}
         self._weight_bytes: dict[ModelId, int] = {}
-        self._decodes = DecodeLists(self._capacity, self._weight_bytes, self._demand_of, max_batch=max_batch)
+        self._decodes = DecodeLists(
+            self._capacity, self._weight_bytes, self._demand_of, tbt_ns=self._tbt_ns, max_batch=max_batch
+        )
         self._first_tokens = FirstTokens(self._latency)
         self._mixed: set[InstanceId] = set()
         self._away: set[ModelId] = set()  # whose weights cannot be loaded at the moment
@@ -133,6 +135,7 @@ class Router:
     def on(self, event: Event, now_ns: int) -> list[Effect]:
         """Takes one event; returns what to do, in order."""
         self._now_ns = now_ns
+        self._decodes.grow(now_ns)
         match event:
             case MessageReceived():
                 self._on_message(event.instance, event.message, now_ns)
@@ -246,6 +249,7 @@ class Router:
             self._refuse(request)
             return
         self._put(session.decode, request, work)
+        self._decodes.makes_tokens(session.decode, request)
         if session.kv.owner != session.decode:  # who takes its own KV back does not say so
             self._handles[(request, job.attempt)] = Handle(session.kv.owner, session.decode)
         self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
@@ -351,6 +355,8 @@ class Router:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
+        if session.decode is not None and first == len(session.job.sent):
+            self._decodes.makes_tokens(session.decode, request)
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -495,6 +501,9 @@ class Router:
 
     def _demand_of(self, model: ModelId, tokens: int) -> Demand:
         return demand(self._specs[model], self._latency[model], self._capacity[model], tokens)
+
+    def _tbt_ns(self, model: ModelId) -> int:
+        return self._specs[model].slo.tbt_ns
 
     def _waiting_ns(self, instance: InstanceId) -> int:
         return self._first_tokens.own_ns(instance, self._decodes.active_at(instance)) if instance in self._mixed else 0

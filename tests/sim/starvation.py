@@ -251,7 +251,7 @@ class WatchedDecodeCore(DecodeCore):
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
         if isinstance(event, StepFailed) and not event.lane:
             self._failed()
-            self._worked(now_ns - self._begun_ns)
+            self._worked(now_ns - self._change_times.begun_ns)
         if isinstance(event, Stepped) and not event.lane:
             self._worked(event.duration_ns)
         effects = super().on(event, now_ns)

@@ -56,8 +56,9 @@ _MS = 1_000_000
 def taught(changed_ms: list[int], usual_ms: int = 0) -> ChangeTimes:
     times = ChangeTimes()
     for lost_ms in changed_ms:
-        times.saw(usual_ms * _MS, changed=False)
-        times.saw(lost_ms * _MS, changed=True)
+        for lost, changes in ((usual_ms, False), (lost_ms, True)):
+            times.begins(0, 0, changes=changes, pause=False)
+            times.ended(0, lost * _MS)
     return times
 
 
@@ -74,3 +75,47 @@ def test_what_comes_before_any_run_is_none_of_it() -> None:
 
 def test_what_makes_no_difference_to_turns_is_none() -> None:
     assert taught([4] * 50).ns == 0
+
+
+class Runs:
+    """Runs of 10 ms of two batches, with so much time before each."""
+
+    def __init__(self) -> None:
+        self.times = ChangeTimes()
+        self.now_ns = 0
+
+    def run(self, batch: int, after_ms: int, *, pause: bool = False) -> None:
+        self.now_ns += after_ms * _MS
+        self.times.begins(batch, self.now_ns, changes=True, pause=pause)
+        self.now_ns += 10 * _MS
+        self.times.ended(10 * _MS, self.now_ns)
+
+    @property
+    def stall_ms(self) -> float | None:
+        return None if self.times.stall_ns is None else self.times.stall_ns / _MS
+
+
+def test_what_turns_begin_with_is_learned() -> None:
+    runs = Runs()
+    runs.run(1, 500)
+    assert runs.stall_ms is None, "nobody waited before the first run"
+    for _ in range(10):
+        runs.run(2, 80)
+        runs.run(2, 7)
+        runs.run(1, 80)
+    assert runs.stall_ms == 80, "only what came before another batch's run"
+    for _ in range(200):
+        runs.run(2, 40)
+        runs.run(1, 40)
+    assert runs.stall_ms == pytest.approx(40, rel=0.01)
+
+
+def test_pauses_and_idle_time_are_no_stalls() -> None:
+    runs = Runs()
+    runs.run(1, 0)
+    runs.run(2, 20)
+    runs.run(1, 300, pause=True)
+    runs.run(2, 300)
+    runs.times.idle()
+    runs.run(1, 5000)
+    assert runs.stall_ms == 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Work
 from decode.policies.weighted_round_robin import WeightedRoundRobin
@@ -21,6 +22,7 @@ models, instances = st.sampled_from(MODELS), st.sampled_from(INSTANCES)
 
 CAPACITY = {A: 100, B: 1000, C: 10_000}
 WEIGHT_BYTES = {A: 1, B: 10, C: 100}
+TBT_NS = {A: NS_PER_S // 10, B: NS_PER_S, C: 4 * NS_PER_S}
 
 
 class Decodes(RuleBasedStateMachine):
@@ -30,7 +32,9 @@ class Decodes(RuleBasedStateMachine):
         super().__init__()
         self.policy = WeightedRoundRobin()
         self.price = dict.fromkeys(MODELS, 1)
-        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES, self.wants)
+        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES, self.wants, tbt_ns=TBT_NS.__getitem__)
+        self.growing: set[RequestId] = set()
+        self.now_ns = 0
         self.naive: dict[InstanceId, naive.List] = {}
         self.placed: dict[RequestId, InstanceId] = {}
         self.requests = 0
@@ -84,6 +88,24 @@ class Decodes(RuleBasedStateMachine):
             self.kept.add(chosen, request, work)
             self.naive[chosen].held[request] = (model, tokens)
             self.naive[chosen].placed.add(model)
+
+    @precondition(lambda self: self.placed)
+    @rule(data=st.data())
+    def make_tokens(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.placed)))
+        self.kept.makes_tokens(self.placed[request], request)
+        self.growing.add(request)
+
+    @rule(after_ns=st.integers(1, 10 * NS_PER_S))
+    def time_passes(self, after_ns: int) -> None:
+        """Whole seconds count, and tokens that are whole by then."""
+        before_s, self.now_ns = self.now_ns // NS_PER_S, self.now_ns + after_ns
+        self.kept.grow(self.now_ns)
+        for known in self.naive.values():
+            for request, (model, tokens) in known.held.items():
+                if request in self.growing:
+                    made = [second * NS_PER_S // TBT_NS[model] for second in (before_s, self.now_ns // NS_PER_S)]
+                    known.held[request] = (model, tokens + made[1] - made[0])
 
     @precondition(lambda self: self.naive)
     @rule(data=st.data(), model=models)
@@ -180,3 +202,22 @@ def test_who_left_counts_no_more() -> None:
     made.remove(I, RequestId(1))
     made.remove(I, RequestId(1))
     assert made.batches(I) == 0 and not made.shares(B)
+
+
+def test_answers_grow_by_a_token_each_tbt_once_they_have_begun() -> None:
+    made = DecodeLists({A: 100}, tbt_ns=lambda model: NS_PER_S // 10)
+    made.grow(3 * NS_PER_S)
+    made.up(I)
+    for request in (1, 2):
+        made.add(I, RequestId(request), Work(A, 20))
+    made.makes_tokens(I, RequestId(1))
+    made.grow(4 * NS_PER_S - 1)
+    assert made.placed_tokens(I, RequestId(1)) == 20
+    made.grow(9 * NS_PER_S)
+    assert [made.placed_tokens(I, RequestId(request)) for request in (1, 2)] == [80, 20]
+    assert made.batches(I) == 1 and made.shares(A)[0].room_tokens == 0
+    made.grow(10 * NS_PER_S)
+    assert made.batches(I) == 2, "its KV takes more than the instance holds"
+    made.remove(I, RequestId(1))
+    made.makes_tokens(I, RequestId(1))
+    assert made.batches(I) == 1 and made.shares(A)[0].room_tokens == 80
