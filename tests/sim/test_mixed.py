@@ -17,14 +17,13 @@ from decode.policies.chunked_prefill import ChunkedPrefill
 from decode.policies.decode_first import DecodeFirst
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
-from decode.policies.muxserve_plus_plus import MuxServePlusPlus
 from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.prism import Prism
 from decode.policies.qlm import Qlm
-from decode.policies.s_partition import SPartition
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import ServerlessLlmOracleSjf, ServerlessLlmOracleSjfAsPublished
+from decode.policies.static_places import DIVIDED_KV, StaticPlaces
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from tests.long_forms import first_of
 from tests.sim.test_cores import LARGE_BLOCKS, SPECS, play
@@ -58,8 +57,8 @@ POLICIES: dict[str, Policy] = {
     "qlm": Qlm(),
     "muxserve": MuxServe(16 * PAGE, slice_ns=5_000_000),
     "prism": Prism(slice_ns=5_000_000),
-    "s-partition": SPartition(16 * PAGE, slice_ns=5_000_000),
-    "muxserve++": MuxServePlusPlus(16 * PAGE, slice_ns=5_000_000),
+    "s-partition": StaticPlaces(16 * PAGE, slice_ns=5_000_000, rules=DIVIDED_KV),
+    "muxserve++": StaticPlaces(16 * PAGE, slice_ns=5_000_000),
     "muxwise": MuxWise(WeightedRoundRobin(Q_MAX_NS)),
     "muxwise, pieces of a step": MuxWise(WeightedRoundRobin(Q_MAX_NS), piece_steps=1),
     "chunked prefill": ChunkedPrefill(WeightedRoundRobin(Q_MAX_NS), TurnRules(chunk_tokens=16, budget_tokens=32)),
@@ -83,7 +82,7 @@ def test_undisturbed(policy: Policy, seed: int) -> None:
     ended = play(mixed(policy), seed).ended.values()
     failed = [end.message for end in ended if end.state == "failed"]
     assert all("no instance has a place" in message for message in failed)
-    assert not failed or isinstance(policy, MuxServe | MuxServePlusPlus | SPartition)
+    assert not failed or isinstance(policy, MuxServe | StaticPlaces)
 
 
 @each_policy
