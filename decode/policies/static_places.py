@@ -14,8 +14,8 @@ SHARED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False)
 """What weights leave of a device is for the KV of whichever model wants it, as in MuxServe++."""
 
 DIVIDED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False, divides_kv=True)
-"""It is cut in equal parts, one for the KV of each model that was ever asked for there, as in S-Partition: KV beyond its
-model's part moves to the host, though another part may be empty. The paper does not say how large the parts are."""
+"""It is cut in equal parts, one for the KV of each model that was ever asked for there, as in S-Partition: KV beyond
+the part of its model moves to the host, though another part may be empty. The paper does not say how large parts are."""
 
 
 @dataclass(frozen=True, slots=True)
