@@ -15,7 +15,7 @@ SHARED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False)
 
 DIVIDED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False, divides_kv=True)
 """It is cut in equal parts, one for the KV of each model that was ever asked for there, as in S-Partition: KV beyond
-the part of its model moves to the host, though another part may be empty. The paper does not say how large parts are."""
+the part of its model moves to the host, though another may be empty. The paper does not say how large parts are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
-(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
-    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+(1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
+    priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
     is room for its model's steps beside theirs, nobody runs it.
@@ -31,7 +31,7 @@ from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work
+from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work, worth_of
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.first_tokens import FirstTokens
@@ -180,8 +180,3 @@ class Admission:
         slo = self._specs[model].slo
         worth = requests + self._more.get((instance, model), 0.0) + more
         return Claim(self._demand_of(model, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
-
-
-def worth_of(priority: int) -> float:
-    """Beside a request of priority 0."""
-    return 2.0**-priority
