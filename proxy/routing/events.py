@@ -179,13 +179,14 @@ class Replayed(Struct, frozen=True):
 
 class ModelMoved(Struct, frozen=True, tag=True):
     """Answers `MoveModel`: so many requests have `moved` with their KV, and so many were `replayed`. With `why` the
-    move was given up for that reason, and the others went on elsewhere."""
+    move was given up for that reason, and the others went on elsewhere. `kv_tokens` have the moved ones together."""
 
     model: ModelId
     target: InstanceId
     moved: int
     replayed: int
     why: str = ""
+    kv_tokens: int = 0
 
 
 Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | ModelMoved | Decision

@@ -433,7 +433,7 @@ class Router:
                 self._release(kv.owner, request, message.attempt)
             return
         assert session.decode == source and message.generated == len(session.sent), "tokens are lost"
-        self._moves.handed(session.job.model, request, with_kv=kv is not None)
+        self._moves.handed(session.job.model, request, kv.tokens if kv else None)
         if kv is None:
             self._replay(request)
             return
