@@ -143,6 +143,10 @@ class DecodeLists:
         held = self._lists[instance].held.items()
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
 
+    def foreign(self, instance: InstanceId) -> tuple[ModelLoad, ...]:
+        """The requests that other proxies have placed there."""
+        return tuple([of.foreign for of in self._lists[instance].held.values() if of.foreign])
+
     def placed_tokens(self, instance: InstanceId, request: RequestId) -> int:
         """The tokens that the request had when it was placed there; those that it made since are not counted."""
         known = self._lists[instance]

@@ -102,11 +102,15 @@ class PlacesSet(Struct, frozen=True, tag=True):
 
 
 class ModelLoad(Struct, frozen=True):
-    """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
+    """Requests of one model that are decoded, or are to be, and the tokens of all of them. For whoever decides whom to
+    refuse also the time to prefill those that have no token yet, the model being there, and what all are worth beyond
+    one each."""
 
     model: ModelId
     requests: int
     tokens: int
+    prefill_ns: int = 0
+    more_worth: float = 0.0
 
 
 class ForeignLoad(Struct, frozen=True, tag=True):

@@ -180,7 +180,7 @@ class Router:
         """The load of this proxy's requests for other proxies: one for each instance."""
         prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
         return prefills + [
-            ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
+            ForeignLoad(name, self._waiting_ns(name), self.admission.own(name)) for name in self._decodes.instances()
         ]
 
     def load_ppm(self) -> dict[InstanceId, int]:
