@@ -9,7 +9,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import FinishReason, Job, Token
+from aegis.core.request import Failure, FinishReason, Job, Token
 from aegis.core.role import Role
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -167,12 +167,13 @@ class DeliverReused(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
+    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client, and its kind."""
 
     request: RequestId
     state: State
     reason: FinishReason | None = None
     message: str = ""
+    failure: Failure = Failure.GENERATION
 
 
 class Replayed(Struct, frozen=True):
