@@ -110,7 +110,7 @@ def test_a_mixed_instance_keeps_what_it_prefilled() -> None:
     assert counters.prefills == 60 and counters.swap_in_bytes == counters.swap_out_bytes == 0
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_of(2, range(4)))
 def test_mixed_instances_take_what_others_hand_over(seed: int) -> None:
     """Beside prefill and decode instances: requests arrive at the former, and go on at either of the others."""
     scenario = Scenario(specs=SPECS, pages=64, host_slabs=48, mixed=1, requests=60, deaths=3)
