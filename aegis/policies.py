@@ -20,18 +20,17 @@ from decode.policies.decode_first import DecodeFirst
 from decode.policies.dedicated import Dedicated
 from decode.policies.least_slack import LeastSlack
 from decode.policies.muxserve import MuxServe
-from decode.policies.muxserve_plus_plus import MuxServePlusPlus
 from decode.policies.muxwise import MuxWise
 from decode.policies.prefill_first import PrefillFirst
 from decode.policies.prism import Prism
 from decode.policies.qlm import Qlm
-from decode.policies.s_partition import SPartition
 from decode.policies.serverlessllm import ServerlessLlm, ServerlessLlmAsPublished
 from decode.policies.serverlessllm_oracle_sjf import (
     Left,
     ServerlessLlmOracleSjf,
     ServerlessLlmOracleSjfAsPublished,
 )
+from decode.policies.static_places import DIVIDED_KV, StaticPlaces
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from prefill.policies.least_slack import LeastSlackPrefill
@@ -211,7 +210,7 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             name="s-partition",
             about="models placed by rate for good, each with a fixed part of its device's memory (Prism's S-Partition)",
-            policy=lambda site: SPartition(site.memory_bytes * 3 // 4, site.rates),
+            policy=lambda site: StaticPlaces(site.memory_bytes * 3 // 4, site.rates, rules=DIVIDED_KV),
             switch_ns=0,
             divides_memory=True,
             rated=True,
@@ -219,7 +218,7 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             name="muxserve++",
             about="models placed by rate for good, and the rest of the memory for all of them (Prism's MuxServe++)",
-            policy=lambda site: MuxServePlusPlus(site.memory_bytes * 3 // 4, site.rates),
+            policy=lambda site: StaticPlaces(site.memory_bytes * 3 // 4, site.rates),
             switch_ns=0,
             divides_memory=True,
             rated=True,

@@ -8,7 +8,7 @@ from aegis.core.estimators import Latency
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
-from aegis.core.views import ANSWER_TOKENS, BatchView
+from aegis.core.views import ANSWER_TOKENS, BatchView, worth_of
 from decode.sequences import DEVICE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
@@ -165,16 +165,16 @@ def _worth(
 ) -> tuple[int | None, float]:
     """The latest start with which the first token that can be on time is, and what its requests are worth.
 
-    A request on time is worth one, and twice as much for each step of priority. One that is late makes no token on time
-    before it has caught up, which takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it
-    makes more than these with a chance of `exp(-tokens / ANSWER_TOKENS)`."""
+    One on time is worth what its priority says. One that is late makes no token on time before it has caught up, which
+    takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with a
+    chance of `exp(-tokens / ANSWER_TOKENS)`."""
     in_time_by_ns: int | None = None
     worth = 0.0
     lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * ANSWER_TOKENS)
     for deadlines, ahead_ns in ((waiting, lead_ns + prefill_ns), (decoding, lead_ns)):
         for due_ns, urgent_ns in deadlines:
             late_ns = now_ns - due_ns + ahead_ns
-            value = 1.0 if urgent_ns == due_ns else 2.0 ** ((due_ns - urgent_ns) / slo.ttft_ns)
+            value = 1.0 if urgent_ns == due_ns else worth_of((urgent_ns - due_ns) // slo.ttft_ns)
             if late_ns > 0:
                 worth += value * exp(-late_ns * lost_per_ns)
                 continue

@@ -368,6 +368,8 @@ class Config(Section):
     def _devices_are_of_one_machine(self) -> Config:
         if self.ray.address and "devices" in self.instances.model_fields_set:
             raise ValueError("in a Ray cluster each instance has a device of its own: leave out devices, or ray")
+        if self.ray.address and self.instances.peer_loads:
+            raise ValueError("peer_loads is for devices of one machine: leave out peer_loads, or ray")
         return self
 
     @property

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from aegis.core.ids import BlockRun, InstanceId, ModelId, PageRun, ProxyId, RequestId, SlabId
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import EventHandle, FinishReason, Job, KvHandle, Token
+from aegis.core.request import EventHandle, Failure, FinishReason, Job, KvHandle, Token
 from aegis.core.role import Role
 
 # --- to an instance ---------------------------------------------------------------------------------------------------
@@ -372,11 +372,13 @@ class GaveUp(Struct, frozen=True, tag=True):
 
 
 class Broken(Struct, frozen=True, tag=True):
-    """The engine failed on a step the request was part of. Trying again would do the same, so it ends."""
+    """The engine failed on a step the request was part of. Trying again would do the same, so it ends. `reason` is for
+    the client."""
 
     request: RequestId
     attempt: int
     reason: str
+    kind: Failure = Failure.GENERATION
 
 
 class NeedSlabs(Struct, frozen=True, tag=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -23,10 +23,20 @@ class Grammar(Struct, frozen=True, cache_hash=True):
     text: str
 
 
-SLOW_GRAMMAR = "the output's grammar takes too long to follow; where it derives a text in many ways, make them fewer"
-"""The reason why an output was given up, for the client."""
+class Failure(StrEnum):
+    """The kinds of reasons why a request that was taken fails."""
 
-SLOW_GRAMMARS = "the grammars of other requests take too long to follow now; send this one again later"
+    GENERATION = "generation_failed"
+    SLOW_GRAMMAR = "slow_grammar"
+    SLOW_GRAMMARS = "slow_grammars"
+
+
+SLOW: Mapping[Failure, str] = {
+    Failure.SLOW_GRAMMAR: "the output's grammar takes too long to follow; where it derives a text in many ways, make "
+    "them fewer",
+    Failure.SLOW_GRAMMARS: "the grammars of other requests take too long to follow now; send this one again later",
+}
+"""The reasons why an output is not held to its grammar any further, for the client."""
 
 
 class Sampling(Struct, frozen=True):

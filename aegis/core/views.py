@@ -23,6 +23,12 @@ JOIN_GAIN: Final = 0.1
 in a step with others gets its first token at the end of the whole step."""
 
 
+def worth_of(priority: int) -> float:
+    """A request, where it is weighed whom to keep on time: one of priority 0 is worth one, and each step less doubles
+    that."""
+    return 2.0**-priority
+
+
 class Work(Struct, frozen=True):
     """A request that looks for an instance."""
 

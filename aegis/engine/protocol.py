@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvShape, ModelSpec
-from aegis.core.request import Sampling, Token
+from aegis.core.request import Failure, Sampling, Token
 from aegis.engine.block_table import BlockTable
 
 
@@ -53,7 +53,7 @@ class Sampled(Struct, frozen=True):
 
     token: Token
     prompt: tuple[Token, ...] = ()
-    problem: str = ""
+    problem: Failure | None = None
 
 
 class Engine(Protocol):

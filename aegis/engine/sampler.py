@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.request import Sampling, Token
+from aegis.core.request import Failure, Sampling, Token
 from aegis.core.rng import FACTORS, STEP, Stream
 from aegis.engine.grammar.cache import Grammars
 from aegis.engine.grammar.token_masks import GrammarPosition, Masks
@@ -93,10 +93,10 @@ class Sampler:
     def stop(self, request: RequestId) -> None:
         self._states.pop(request, None)
 
-    def problem(self, request: RequestId) -> str:
+    def problem(self, request: RequestId) -> Failure | None:
         """The reason why its output cannot go on, if there is one."""
         grammar = self._states[request].grammar
-        return grammar.problem if grammar else ""
+        return grammar.problem if grammar else None
 
     def wants_prompt(self, request: RequestId) -> bool:
         """Whether this prefill reports prompt logprobs: a replay does not, they went out before its first token."""

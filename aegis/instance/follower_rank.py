@@ -21,7 +21,7 @@ from aegis.core.effects import Bind, Unbind
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.request import Token
+from aegis.core.request import Failure, Token
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import Engines
 from aegis.engine.parallel.group import RanksLost
@@ -47,8 +47,8 @@ class NoSampler(Sampler):
 
     reports = False
 
-    def problem(self, request: RequestId) -> str:
-        return ""
+    def problem(self, request: RequestId) -> Failure | None:
+        return None
 
     def wants_prompt(self, request: RequestId) -> bool:
         return self.reports

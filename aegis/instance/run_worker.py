@@ -12,7 +12,7 @@ from aegis.core.effects import Row, Run
 from aegis.core.events import Stepped
 from aegis.core.ids import ModelId
 from aegis.core.messages import Broken, Tokens
-from aegis.core.request import Token
+from aegis.core.request import SLOW, Token
 from aegis.engine.block_table import BlockTable, block_table
 from aegis.engine.protocol import Engine, Sampled, StepRow, engine_at_work
 
@@ -121,5 +121,5 @@ def _next(row: Row, token: Token) -> Row:
 def _message(row: Row, sampled: Sampled) -> Delivered:
     job, token = row.job, sampled.token
     if sampled.problem:
-        return Broken(job.request, job.attempt, sampled.problem)
+        return Broken(job.request, job.attempt, SLOW[sampled.problem], sampled.problem)
     return Tokens(job.request, job.attempt, row.index, (token,), job.finish(row.index, token.id))

@@ -182,7 +182,7 @@ def _node(
         reuses=_reuses(config),
         fetching=machines.fetching,
         check_laws=config.memory.debug,
-        peer_links=PeerLinks(PEERS_MAX) if config.instances.peer_loads and not config.ray.address else None,
+        peer_links=PeerLinks(PEERS_MAX) if config.instances.peer_loads else None,
     )
 
 
@@ -230,7 +230,7 @@ def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str,
         hardware=figures(config.device),
         engine=config.engine,
         lanes=config.instances.lanes,
-        peer_loads=config.instances.peer_loads and not config.ray.address,
+        peer_loads=config.instances.peer_loads,
         step_tokens=config.scheduling.step_tokens,
         explains=config.telemetry.decisions > 0,
         reuses=_reuses(config),

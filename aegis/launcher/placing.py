@@ -92,6 +92,6 @@ class Placing:
     async def _move(self, move: MoveModel) -> None:
         told = {"model": move.model, "instance": move.target, "why": self._placement.because}
         log(_logger, logging.INFO, "a model moves", told)
-        done: ModelMoved = await self._node.moves.move(move)
+        done: ModelMoved = await self._node.moves.move(move, "placement")
         log(_logger, logging.INFO, "a model has moved", told | {"moved": done.moved, "replayed": done.replayed})
         self._placement.on(done, self._clock.now_ns())

@@ -262,7 +262,7 @@ class NodeControl:
             raise UserError(f"{target} is not up; try again when it is")
         try:
             async with asyncio.timeout(timeout_s):
-                done = await self._node.moves.move(routing.MoveModel(model, target))
+                done = await self._node.moves.move(routing.MoveModel(model, target), "operator")
         except TimeoutError:
             raise UserError(
                 f"not all requests of {model} are at {target} after {timeout_s:g} s; they still go"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node.proxy_links import ProxyLinks
+from aegis.telemetry.metrics.moves import Cause, MoveMetrics
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 
 
@@ -16,34 +17,39 @@ class _Under:
     """A move under way, as far as proxies have answered."""
 
     waiting: set[ProxyId]
+    cause: Cause
     over: asyncio.Event = field(default_factory=asyncio.Event)
     moved: int = 0
     replayed: int = 0
     why: str = ""
+    kv_tokens: int = 0
 
 
 class ModelMoves:
     """Those of one node. A proxy that joins later is told where requests go since the last ones."""
 
-    def __init__(self, proxies: ProxyLinks) -> None:
+    def __init__(self, proxies: ProxyLinks, metrics: MoveMetrics) -> None:
         self._proxies = proxies
+        self._metrics = metrics
         self._under_way: dict[ModelId, _Under] = {}
         self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
 
-    async def move(self, message: MoveModel) -> ModelMoved:
+    async def move(self, message: MoveModel, cause: Cause) -> ModelMoved:
         """Returns when all proxies have answered. Raises UserError if the model is being moved already."""
         model = message.model
         if model in self._under_way:
             raise UserError(f"{model} is being moved already; try again when that is done")
-        under = self._under_way[model] = _Under(set(self._proxies.addresses()))
+        under = self._under_way[model] = _Under(set(self._proxies.addresses()), cause)
         self._places[model] = message.places or (message.target,)
+        self._metrics.begun(model, cause)
         try:
             self._proxies.broadcast(message)
             if under.waiting:
                 await under.over.wait()
         finally:
             del self._under_way[model]
-        return ModelMoved(model, message.target, under.moved, under.replayed, under.why)
+            self._metrics.ended(model, cause, done=not under.waiting and not under.why)
+        return ModelMoved(model, message.target, under.moved, under.replayed, under.why, under.kv_tokens)
 
     def set_places(self, message: PlacesSet) -> None:
         if message.instances:
@@ -57,7 +63,15 @@ class ModelMoves:
         if under and proxy in under.waiting:
             under.moved += answer.moved
             under.replayed += answer.replayed
+            under.kv_tokens += answer.kv_tokens
             under.why = under.why or answer.why
+            self._metrics.moved(
+                answer.model,
+                under.cause,
+                with_kv=answer.moved,
+                prefilled=answer.replayed,
+                kv_tokens=answer.kv_tokens,
+            )
             self._discard(under, proxy)
 
     def places(self) -> list[PlacesSet]:

@@ -124,7 +124,7 @@ class Node:
         self.metrics = NodeMetrics()
         self.bus = bus
         self.proxies = ProxyLinks()
-        self.moves = ModelMoves(self.proxies)
+        self.moves = ModelMoves(self.proxies, self.metrics.moves)
         self._keys = Keyring()
         self._permits = Permits()
         self.images = images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.telemetry import model_counts
@@ -120,11 +120,20 @@ class ProxyLinks:
 
 
 def _sum(instance: InstanceId, proxies: Iterable[dict[InstanceId, ForeignLoad]]) -> ForeignLoad:
-    prefill_ns, requests, tokens = 0, defaultdict[ModelId, int](int), defaultdict[ModelId, int](int)
+    prefill_ns, by_model = 0, defaultdict[ModelId, list[ModelLoad]](list)
     for load in [loads[instance] for loads in proxies if instance in loads]:
         prefill_ns += load.prefill_ns
         for of_model in load.models:
-            requests[of_model.model] += of_model.requests
-            tokens[of_model.model] += of_model.tokens
-    models = tuple([ModelLoad(model, requests[model], tokens[model]) for model in sorted(requests)])
-    return ForeignLoad(instance, prefill_ns, models)
+            by_model[of_model.model].append(of_model)
+    return ForeignLoad(instance, prefill_ns, tuple([_together(by_model[model]) for model in sorted(by_model)]))
+
+
+def _together(loads: Sequence[ModelLoad]) -> ModelLoad:
+    """Of one model."""
+    return ModelLoad(
+        loads[0].model,
+        requests=sum(load.requests for load in loads),
+        tokens=sum(load.tokens for load in loads),
+        prefill_ns=sum(load.prefill_ns for load in loads),
+        more_worth=sum(load.more_worth for load in loads),
+    )

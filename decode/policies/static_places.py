@@ -1,14 +1,45 @@
-"""Places for good: models on instances by their expected rates, as an operator plans them."""
+"""Places for good: the static rivals of Prism's evaluation (§7.1), which differ only in whose the memory for KV is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.views import DecodeView
+from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+from decode.policies.shared_turns import shared_turns
+
+SHARED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False)
+"""What weights leave of a device is for the KV of whichever model wants it, as in MuxServe++."""
+
+DIVIDED_KV = TurnRules(renewal=Renewal.ARRIVAL, prefetches=False, evicts=False, divides_kv=True)
+"""It is cut in equal parts, one for the KV of each model that was ever asked for there, as in S-Partition: KV beyond
+the part of its model moves to the host, though another may be empty. The paper does not say how large parts are."""
 
 
-def static_place(
+@dataclass(frozen=True, slots=True)
+class StaticPlaces:
+    """Models have their places for good, by expected rates, as an operator plans them, and are never evicted.
+
+    Models with work take turns, prompts first, those that came first before others. One model steps at a time: MuxServe
+    searches its placement by a model of throughput and gives each model a share of the SMs, and models of S-Partition
+    share a GPU as it shares itself among processes. Neither is here.
+    """
+
+    weights_bytes_max: int  # on an instance: the rest of its memory is for KV
+    rates: Mapping[ModelId, float] = field(default_factory=dict)
+    slice_ns: int = 50 * NS_PER_MS
+    rules: TurnRules = SHARED_KV
+
+    def place(self, work: Work, lists: DecodeView) -> InstanceId | None:
+        return _place(work.model, lists, self.rates, self.weights_bytes_max)
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        return shared_turns(batches, self.slice_ns)
+
+
+def _place(
     model: ModelId, lists: DecodeView, rates: Mapping[ModelId, float], weights_bytes_max: int
 ) -> InstanceId | None:
     """Where the model was placed, there it stays. Else models without a place are given one in order of their rates,

@@ -14,7 +14,7 @@ from aegis.core.decision import Decision
 from aegis.core.ids import ModelId
 from aegis.core.limits import Limits
 from aegis.core.model import ModelChange, ModelSpec
-from aegis.core.request import FinishReason, Sampling, Token
+from aegis.core.request import Failure, FinishReason, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
@@ -49,10 +49,11 @@ class Finished(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """Nothing follows. `status` is what a reply that has not begun answers with."""
+    """Nothing follows. `status` is what a reply that has not begun answers with, where the kind does not say."""
 
     message: str
     status: int = 500
+    kind: Failure = Failure.GENERATION
 
 
 Delivery = Delta | PromptScores | Reused | Finished | Failed

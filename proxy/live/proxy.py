@@ -399,7 +399,7 @@ class Proxy:
         elif ended.state is State.FAILED:
             self._metrics.failed(ended.request)
             self._history.requests.end(ended.request, "failed")
-            handle.put(Failed(ended.message))
+            handle.put(Failed(ended.message, kind=ended.failure))
         else:
             self._metrics.cancelled(ended.request)
             self._history.requests.end(ended.request, "cancelled")

@@ -3,8 +3,8 @@
 Where the requests of an instance want more than its time, instances keep those models on time that make the most tokens
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
-(1) Models are in the order of their worth over what they need, the new request being one of its model's. A request is
-    worth one, and twice as much for each step of priority; what they need is a share of the instance's time, as in
+(1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
+    priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
     is room for its model's steps beside theirs, nobody runs it.
@@ -22,18 +22,21 @@ are finite; (5) asking changes nothing but what later requests are held to (`BAC
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Final
+
+from msgspec.structs import replace
 
 from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work
+from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work, worth_of
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
+from proxy.routing.events import ModelLoad
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.prefill_queues import PrefillQueues
 
@@ -109,6 +112,18 @@ class Admission:
         if job.priority:
             self._more[instance, job.model] -= worth_of(job.priority) - 1
 
+    def own(self, instance: InstanceId) -> tuple[ModelLoad, ...]:
+        """What this proxy has placed there, for the others."""
+        waiting = self._first_tokens.by_model_ns(instance, self._latency) if instance in self._mixed else {}
+        return tuple(
+            [
+                replace(
+                    each, prefill_ns=waiting.get(each.model, 0), more_worth=self._more.get((instance, each.model), 0.0)
+                )
+                for each in self._decodes.own(instance)
+            ]
+        )
+
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
         self._drop([key for key in self._more if key[0] == instance])
@@ -159,29 +174,37 @@ class Admission:
         model, others = work.model, list[Claim]()
         requests, tokens, worth = 1, work.tokens, worth_of(priority) - 1
         active, mixed = self._decodes.active_at(instance), instance in self._mixed
-        prefills = self._first_tokens.by_model_ns(instance, active) if mixed else {}
+        foreign = {load.model: load for load in self._decodes.foreign(instance)}
+        prefills = self._prefills_ns(instance, active, foreign.values()) if mixed else {}
         for load in self._decodes.placed_loads(instance):
+            more = foreign[load.model].more_worth if load.model in foreign else 0.0
             if load.model == model:
-                requests, tokens = requests + load.requests, tokens + load.tokens
+                requests, tokens, worth = requests + load.requests, tokens + load.tokens, worth + more
             else:
                 waiting_ns = prefills.get(load.model, 0)
-                others.append(self._claim(instance, load.model, load.requests, load.tokens, waiting_ns))
+                others.append(self._claim(instance, load.model, load.requests, load.tokens, waiting_ns, more))
         prefill_ns = 0
         if mixed:
-            latency, foreign_ns = self._latency[model], self._first_tokens.foreign_ns(instance)
+            latency = self._latency[model]
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
-            prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
+            prefill_ns = prefills.get(model, 0) + switch_ns + latency.prefill_ns(work.tokens)
         return wait_ns(self._claim(instance, model, requests, tokens, prefill_ns, worth), others)
 
+    def _prefills_ns(
+        self, instance: InstanceId, active: Container[ModelId], foreign: Iterable[ModelLoad]
+    ) -> dict[ModelId, int]:
+        """To prefill what waits there, by model, of all proxies; models that are not active are brought in once."""
+        waiting = self._first_tokens.by_model_ns(instance, self._latency)
+        for load in foreign:
+            if load.prefill_ns:
+                waiting[load.model] = waiting.get(load.model, 0) + load.prefill_ns
+        return {m: ns + (0 if m in active else self._latency[m].switch_ns()) for m, ns in waiting.items()}
+
     def _claim(
-        self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0
+        self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float
     ) -> Claim:
-        """Tokens are those of all proxies, as they were placed; `more` is the worth of one that is yet to come."""
+        """Of all proxies' requests; tokens are those as they were placed. `more` is what those are worth beyond one
+        each that this proxy has not placed."""
         slo = self._specs[model].slo
         worth = requests + self._more.get((instance, model), 0.0) + more
         return Claim(self._demand_of(model, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
-
-
-def worth_of(priority: int) -> float:
-    """Beside a request of priority 0."""
-    return 2.0**-priority

@@ -19,7 +19,6 @@ from proxy.routing.events import ModelLoad
 from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
-
 _GROWTH_NS: Final = NS_PER_S
 """How often requests are taken to have grown: by a token for each TBT that has passed, as in Prism's KV pressure."""
 
@@ -80,7 +79,7 @@ class DecodeLists:
         max_batch: int = MAX_BATCH,
     ) -> None:
         """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `demand` says
-        what requests of a model, with so many tokens in all, want of their instance, and `tbt_ns` how fast they grow."""
+        what requests of a model, with so many tokens in all, want of their instance, `tbt_ns` how fast they grow."""
         self.by_length: list[Length] = []
         self._by_pressure: list[Pressure] = []
         self._repriced: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
@@ -154,6 +153,10 @@ class DecodeLists:
         """The requests that this proxy has placed there."""
         held = self._lists[instance].held.items()
         return tuple([ModelLoad(model, len(of.requests), of.tokens) for model, of in held if of.requests])
+
+    def foreign(self, instance: InstanceId) -> tuple[ModelLoad, ...]:
+        """The requests that other proxies have placed there."""
+        return tuple([of.foreign for of in self._lists[instance].held.values() if of.foreign])
 
     def placed_tokens(self, instance: InstanceId, request: RequestId) -> int:
         """The tokens that the request had when it was placed there, and those that it is taken to have made since."""

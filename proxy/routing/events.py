@@ -9,7 +9,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import FinishReason, Job, Token
+from aegis.core.request import Failure, FinishReason, Job, Token
 from aegis.core.role import Role
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -102,11 +102,15 @@ class PlacesSet(Struct, frozen=True, tag=True):
 
 
 class ModelLoad(Struct, frozen=True):
-    """Requests of one model that are decoded, or are to be, and the tokens of all of them."""
+    """Requests of one model that are decoded, or are to be, and the tokens of all of them. For whoever decides whom to
+    refuse also the time to prefill those that have no token yet, the model being there, and what all are worth beyond
+    one each."""
 
     model: ModelId
     requests: int
     tokens: int
+    prefill_ns: int = 0
+    more_worth: float = 0.0
 
 
 class ForeignLoad(Struct, frozen=True, tag=True):
@@ -163,12 +167,13 @@ class DeliverReused(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client."""
+    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client, and its kind."""
 
     request: RequestId
     state: State
     reason: FinishReason | None = None
     message: str = ""
+    failure: Failure = Failure.GENERATION
 
 
 class Replayed(Struct, frozen=True):
@@ -179,13 +184,14 @@ class Replayed(Struct, frozen=True):
 
 class ModelMoved(Struct, frozen=True, tag=True):
     """Answers `MoveModel`: so many requests have `moved` with their KV, and so many were `replayed`. With `why` the
-    move was given up for that reason, and the others went on elsewhere."""
+    move was given up for that reason, and the others went on elsewhere. `kv_tokens` have the moved ones together."""
 
     model: ModelId
     target: InstanceId
     moved: int
     replayed: int
     why: str = ""
+    kv_tokens: int = 0
 
 
 Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | ModelMoved | Decision

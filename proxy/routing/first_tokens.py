@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from aegis.core.estimators import Latency
@@ -81,11 +81,11 @@ class FirstTokens:
             return None
         return bisect_left(self._waiting[self._places[request][0]].requests, request)
 
-    def own_ns(self, instance: InstanceId, active: Sequence[ModelId] = ()) -> int:
+    def own_ns(self, instance: InstanceId, active: Container[ModelId] = ()) -> int:
         """To prefill all that this proxy has waiting there; models that are not `active` are brought in for it."""
         return sum(self.by_model_ns(instance, active).values())
 
-    def by_model_ns(self, instance: InstanceId, active: Sequence[ModelId] = ()) -> dict[ModelId, int]:
+    def by_model_ns(self, instance: InstanceId, active: Container[ModelId] = ()) -> dict[ModelId, int]:
         """The same, of each model that waits there."""
         waiting = self._waiting.get(instance)
         return {m: self._model_ns(m, s, active) for m, s in waiting.models.items()} if waiting else {}
@@ -95,7 +95,7 @@ class FirstTokens:
         waiting = self._waiting.get(instance)
         return waiting.foreign_ns if waiting else 0
 
-    def _model_ns(self, model: ModelId, sums: _Sums, active: Sequence[ModelId]) -> int:
+    def _model_ns(self, model: ModelId, sums: _Sums, active: Container[ModelId]) -> int:
         latency = self._latency[model]
         switch_ns = 0 if model in active else latency.switch_ns()
         return switch_ns + latency.prefills_ns(sums.jobs, sums.tokens, sums.squares)

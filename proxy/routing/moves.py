@@ -52,10 +52,11 @@ class _Move:
     asked: set[RequestId] | None = None  # who are to be handed over and have not been; None: the target brings it in
     moved: int = 0
     replayed: int = 0
+    kv_tokens: int = 0  # of those that moved
     lost: str = ""
 
     def report(self, model: ModelId, why: str) -> ModelMoved:
-        return ModelMoved(model, self.target, self.moved, self.replayed, why)
+        return ModelMoved(model, self.target, self.moved, self.replayed, why, self.kv_tokens)
 
 
 @dataclass(slots=True)
@@ -86,12 +87,13 @@ class Moves:
     def ask(self, model: ModelId, requests: Iterable[RequestId]) -> None:
         self._moves[model].asked = set(requests)
 
-    def handed(self, model: ModelId, request: RequestId, *, with_kv: bool) -> None:
-        """It has left its source."""
+    def handed(self, model: ModelId, request: RequestId, kv_tokens: int | None) -> None:
+        """It has left its source, if not None with its KV of so many tokens."""
         move = self._moves.get(model)
         if move and move.asked and request in move.asked:
-            move.moved += with_kv
-            move.replayed += not with_kv
+            move.moved += kv_tokens is not None
+            move.replayed += kv_tokens is None
+            move.kv_tokens += kv_tokens or 0
 
     def left(self, model: ModelId, request: RequestId) -> None:
         """It is not where it was, or has ended."""

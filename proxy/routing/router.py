@@ -42,7 +42,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import FinishReason, Token
+from aegis.core.request import Failure, FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
 from proxy.routing.admission import Admission
@@ -183,7 +183,7 @@ class Router:
         """The load of this proxy's requests for other proxies: one for each instance."""
         prefills = [ForeignLoad(name, self._prefills.own_ns(name), ()) for name in self._prefills.instances()]
         return prefills + [
-            ForeignLoad(name, self._waiting_ns(name), self._decodes.own(name)) for name in self._decodes.instances()
+            ForeignLoad(name, self._waiting_ns(name), self.admission.own(name)) for name in self._decodes.instances()
         ]
 
     def load_ppm(self) -> dict[InstanceId, int]:
@@ -330,7 +330,7 @@ class Router:
             case Broken():
                 if self._current(message.request, message.attempt):
                     self._stop_work(message.request)
-                    self._end(message.request, Step.FAIL, message=message.reason)
+                    self._end(message.request, Step.FAIL, message=message.reason, failure=message.kind)
 
     def _switched(self, instance: InstanceId, message: SwitchDone) -> None:
         model, latency = message.model, self._latency.get(message.model)
@@ -439,7 +439,7 @@ class Router:
                 self._release(kv.owner, request, message.attempt)
             return
         assert session.decode == source and message.generated == len(session.sent), "tokens are lost"
-        self._moves.handed(session.job.model, request, with_kv=kv is not None)
+        self._moves.handed(session.job.model, request, kv.tokens if kv else None)
         if kv is None:
             self._replay(request)
             return
@@ -584,11 +584,19 @@ class Router:
         if at is not None and at in self._decodes and self._decodes.remove(at, request):
             self.admission.left(at, session.job)
 
-    def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
+    def _end(
+        self,
+        request: RequestId,
+        step: Step,
+        *,
+        reason: FinishReason | None = None,
+        message: str = "",
+        failure: Failure = Failure.GENERATION,
+    ) -> None:
         session = self._sessions.pop(request)
         if self._reasons and step is Step.FAIL:
             self._explain_failure(session, message)
-        self._out.append(Ended(request, advance(session.state, step), reason, message))
+        self._out.append(Ended(request, advance(session.state, step), reason, message, failure))
 
     def _explain_failure(self, session: Session, because: str) -> None:
         job, sent, spec = session.job, len(session.sent), self._specs.get(session.job.model)

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS
 from tests.attacks.harness import at_once, under_attack
 from tests.live.server import WAIT_S, Server
 
@@ -54,7 +53,7 @@ def test_many_choices_of_a_long_chain_have_the_time_of_one(server: Server) -> No
     grammar = f'root ::= [^c] [^c]* | "c" r0\n{chain}\nr1000 ::= "a"'
     with under_attack(server, "64 choices of a long chain") as report:
         replies = [ask(server, grammar, 7, logit_bias={letter: 100, more: 90}, n=64) for _ in range(4)]
-    assert (replies[0].status_code, replies[0].json()["error"]["message"]) == (400, SLOW_GRAMMAR), replies[0].text
+    assert (replies[0].status_code, replies[0].json()["error"]["code"]) == (400, "slow_grammar"), replies[0].text
     assert (replies[-1].status_code, replies[-1].json()["error"]["code"]) == (429, "slow_grammar"), replies[-1].text
     assert report.gap_s <= 2.0
 
@@ -67,5 +66,5 @@ def test_a_way_that_was_not_tried_ends_with_an_error(server: Server) -> None:
     grammar = 'root ::= [^c] [^c]* | "c" s0\n' + ambiguous(20)
     with under_attack(server, "ambiguous rules behind a letter"):
         replies = at_once(lambda n: ask(server, f"{grammar}\n# {n}", 20, logit_bias=bias), ATTACKERS)
-    refusals = [(reply.status_code, reply.json()["error"]["message"]) for reply in replies]
-    assert set(refusals) <= {(400, SLOW_GRAMMAR), (503, SLOW_GRAMMARS)}, refusals
+    refusals = [(reply.status_code, reply.json()["error"]["code"]) for reply in replies]
+    assert set(refusals) <= {(400, "slow_grammar"), (503, "slow_grammars")}, refusals

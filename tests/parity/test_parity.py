@@ -20,7 +20,7 @@ from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario
 
 SEEDS = 5  # of each scenario, and no two scenarios have one in common
-PLAYED = SEEDS if LONG else 3
+PLAYED = SEEDS if LONG else 2
 SCENARIOS = {
     "swaps": Scenario(pages=26, requests=40, over_s=5, leaving=40),
     "no memory left": Scenario(pages=30, host_slabs=11, decodes=2, requests=40, over_s=3, leaving=30, message_us=3_000),

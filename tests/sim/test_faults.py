@@ -35,12 +35,14 @@ from tests.sim.starvation import WatchedDecodeCore, WatchedPrefillCore
 
 CHUNK = 25
 FEW = 150
+TELLING = (98, 100, 44, 31, 26)
+"""Seeds that break what few others do."""
 CRASHES = frozenset({Kind.CRASH, Kind.SLOW, Kind.DELAY})
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("first", first_of(3, range(0, 150, CHUNK)))
+@pytest.mark.parametrize("first", first_of(2, range(0, 150, CHUNK)))
 def test_no_seed_breaks_a_law(first: int) -> None:
     assert seed_runs.broken_seeds(range(first, first + CHUNK)) == []
 
@@ -211,4 +213,4 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
 )
 def test_broken_code_is_found(spoil: Patch, kinds: frozenset[Kind], monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch)
-    assert any(seed_runs.broken_seeds([seed], frozenset(kinds)) for seed in range(FEW))
+    assert any(seed_runs.broken_seeds([seed], frozenset(kinds)) for seed in (*TELLING, *range(FEW)))

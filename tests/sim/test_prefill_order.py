@@ -17,31 +17,31 @@ def by_slack(**sizes: object) -> Scenario:
     return Scenario(prefill=SLACK, order=SLACK, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_undisturbed(seed: int) -> None:
     ended = play(by_slack(gap_ns=500_000), seed).ended.values()
     assert {end.state for end in ended} <= {"finished", "cancelled"}
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_instances_die_and_models_go(seed: int) -> None:
     play(by_slack(deaths=4, removals=3, jitter_ns=2_000_000), seed)
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_the_engine_fails_now_and_then(seed: int) -> None:
     failed = [end for end in play(by_slack(failing_share=0.01), seed).ended.values() if end.state == "failed"]
     assert failed and all(end.message == "drawn" for end in failed)
 
 
 @pytest.mark.parametrize("pages", [8, 12, 20])
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
     ended = play(by_slack(pages=pages, host_slabs=64, requests=30, prompt_max=60, output_max=30), seed).ended.values()
     assert {end.state for end in ended} <= {"finished", "cancelled"}
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_instances_compete_for_the_last_host_slabs(seed: int) -> None:
     scenario = by_slack(specs=LARGE_BLOCKS[:3], host_slabs=16, gap_ns=500_000, prompt_max=60, output_max=20)
     play(scenario, seed)

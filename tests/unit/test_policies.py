@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -30,6 +31,12 @@ def test_who_has_an_oracle_says_so_in_its_name_and_is_not_run_live() -> None:
 def test_turns_are_as_they_are_configured() -> None:
     turns = WeightedRoundRobin(q_max_ns=5)
     assert recipe("aegaeon").policy(Site(memory_bytes=1, turns=turns)) == turns
+
+
+def test_of_static_places_only_s_partition_divides_memory_for_kv() -> None:
+    divided, shared = (recipe(name).policy(SITE) for name in ("s-partition", "muxserve++"))
+    assert divided.rules.divides_kv and not shared.rules.divides_kv
+    assert replace(divided.rules, divides_kv=False) == shared.rules and not shared.rules.evicts
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS
+from aegis.core.request import Failure
 
 if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled
@@ -42,17 +42,17 @@ class SlowTime:
             self._left_ns -= ns - QUICK_NS
             self._took_ns[compiled] = self._took_ns.get(compiled, 0) + ns - QUICK_NS
 
-    def objection(self, compiled: Future[Compiled]) -> str:
-        """The reason why an output may not be held to the grammar any further, for the client; empty: it may."""
+    def objection(self, compiled: Future[Compiled]) -> Failure | None:
+        """The kind of reason why an output may not be held to the grammar any further; None: it may."""
         took_ns = self._took_ns.get(compiled, 0)
         if took_ns > SPENT_AT_ONCE_NS:
-            return SLOW_GRAMMAR
+            return Failure.SLOW_GRAMMAR
         if self._left_ns >= 0:
-            return ""
+            return None
         self._refill()
         if self._left_ns >= 0:
-            return ""
-        return SLOW_GRAMMAR if took_ns else SLOW_GRAMMARS
+            return None
+        return Failure.SLOW_GRAMMAR if took_ns else Failure.SLOW_GRAMMARS
 
     def _refill(self) -> None:
         now_ns = self._now_ns()
@@ -79,7 +79,7 @@ class GrammarPosition:
         self._matcher: Any = None
         self._vocabulary: Any = None
         self._time = time
-        self.problem = ""
+        self.problem: Failure | None = None
 
     def fill(self, masks: torch.Tensor, row: int) -> None:
         """Sets the bits of row `row` of `masks`, all of which are set, whose tokens may come next: none where the

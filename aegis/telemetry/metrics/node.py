@@ -8,6 +8,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone, Telemetry
 from aegis.telemetry.metrics.instances import InstanceMetrics
+from aegis.telemetry.metrics.moves import MoveMetrics
 from aegis.telemetry.metrics.work import WorkMetrics
 
 _SWITCH_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -23,6 +24,7 @@ class NodeMetrics:
         self.registry.register(self._instances)
         self.work = WorkMetrics()
         self.registry.register(self.work)
+        self.moves = MoveMetrics(self.registry)
         ProcessCollector(registry=self.registry)
         self._switches = Counter(
             "aegis:model_switches",

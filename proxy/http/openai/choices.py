@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS, Sampling, Token
+from aegis.core.request import Failure, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from proxy.http.call_records import CallRecord
 from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served
@@ -72,14 +72,14 @@ class Choice:
             case PromptScores(tokens):
                 self._prompt_scores = tokens
                 return None
-            case Failed(message, status):
+            case Failed(message, status, kind):
                 self._ended = True
-                if message == SLOW_GRAMMAR:
+                if kind is Failure.SLOW_GRAMMAR:
                     self.slow = True
-                    raise UserError(message, code="slow_grammar")
-                if message == SLOW_GRAMMARS:
-                    raise UserError(message, status=503, code="slow_grammars", kind="server_error")
-                raise UserError(message, status=status, code="generation_failed", kind="server_error")
+                    raise UserError(message, code=kind)
+                if kind is Failure.SLOW_GRAMMARS:
+                    raise UserError(message, status=503, code=kind, kind="server_error")
+                raise UserError(message, status=status, code=kind, kind="server_error")
 
     def cancel(self, *, satisfied: bool = False) -> None:
         """Frees the resources of the sequence, unless it has ended."""

@@ -1,5 +1,5 @@
-"""A server under several times the load that it can serve, without and with `--refuse-late`: who cannot be served in
-time is told so, and whoever is served has a whole answer."""
+"""A server under several times the load that it can serve, without and, at two proxies, with `--refuse-late`: who
+cannot be served in time is told so, and whoever is served has a whole answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _records(server: Server, count: int) -> list[Record]:
 def test_who_is_refused_is_told_when_to_come_again_and_all_others_are_answered(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> None:
-    for refuses in ((), ("--refuse-late",)):
+    for refuses in ((), ("--refuse-late", "--proxies", "2")):
         options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
         options += ["--slo", "ttft=0.2,tbt=0.005", "--mixed", "2", *refuses]
         with launched(tmp_path / "-".join(["server", *refuses]), cache, *options) as server:

@@ -70,4 +70,18 @@ def check_moves(server: Server) -> None:
     counts = [int(reply.message.split(": ")[1].split()[0]) for reply in mover.replies]
     assert counts[1:] == [STREAMS] * (MOVES - 1), mover.replies
     assert max(stream.longest_gap_s for stream in streams) <= GAP_S
+    check_counts(server, counts, mover.replies)
     server.wait_for_freed_memory()
+
+
+def check_counts(server: Server, counts: Sequence[int], replies: Sequence[Reply]) -> None:
+    """No other moves of the model came before these."""
+    metrics = server.metrics()
+
+    def counted(name: str, **labels: str) -> int:
+        return metrics.total(f"{name}_total", cause="operator", model_name=MOVED, **labels)
+
+    assert [counted(f"model_moves_{what}") for what in ("begun", "done", "failed")] == [MOVES, MOVES, 0]
+    prefilled = sum(int(reply.message.split(", ")[1].split()[0]) for reply in replies)
+    assert [counted("moved_requests", how=how) for how in ("kv", "prefilled")] == [sum(counts), prefilled]
+    assert counted("moved_kv_tokens") > sum(counts) * MAX_TOKENS // (MOVES + 8)

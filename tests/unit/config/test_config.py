@@ -277,3 +277,8 @@ def test_what_leads_to_no_ray_cluster_is_refused(address: str) -> None:
 
 def test_in_a_ray_cluster_devices_are_not_counted() -> None:
     assert "leave out devices" in refusal({"ray": "auto", "devices": "2"})
+
+
+def test_in_a_ray_cluster_devices_do_not_carry_parts_of_each_other_s_loads() -> None:
+    assert "peer_loads is for devices of one machine" in refusal({"ray": "auto", "peer_loads": True})
+    assert load({"ray": "auto", "peer_loads": False}, {}).ray.address == "auto"

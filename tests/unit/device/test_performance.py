@@ -9,7 +9,8 @@ from aegis.core.estimators import Hardware
 from aegis.device.cuda.driver import Driver
 from aegis.device.performance import figures
 from aegis.sim.gpu_costs import GPUS
-from tests.unit.device.cuda_driver_model import CUdevice_attribute, DriverModel
+from tests.unit.device.cuda_driver_model import DriverModel
+from tests.unit.device.cuda_driver_types import CUdevice_attribute
 
 
 def gpu(capability: tuple[int, int], **said: int) -> Driver:

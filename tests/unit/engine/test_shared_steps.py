@@ -29,6 +29,8 @@ from tests.unit.engine.test_transformers_engine import ARCHITECTURES, VOCAB, att
 LENGTHS = (40, 1, 7, 100, 16, 33)
 NEW_TOKENS = 8
 PIECES = (1, 7, 64)
+TOKENWISE = ("deepseek_v3", "gemma3_text", "gpt2", "gpt_oss", "llama", "mixtral")
+"""Architectures of which each other one is like one of these in what it does with positions and windows."""
 
 
 @settings(deadline=None, max_examples=60)
@@ -141,8 +143,14 @@ def check(built: Built, piece: int) -> None:
         assert run.ids == built.greedy(run.prompt, NEW_TOKENS)
 
 
-@pytest.mark.parametrize("piece", PIECES)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        pytest.param(name, piece, marks=[pytest.mark.long] if piece == 1 and name not in TOKENWISE else [])
+        for name in ARCHITECTURES
+        for piece in PIECES
+    ],
+)
 def test_equals_transformers(name: str, piece: int, tmp_path: Path) -> None:
     check(make(name, tmp_path / name), piece)
 

@@ -12,7 +12,7 @@ from aegis.core.events import Stepped
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.messages import Broken, Tokens
 from aegis.core.model import ModelSpec
-from aegis.core.request import FinishReason, Sampling, Token
+from aegis.core.request import SLOW, Failure, FinishReason, Sampling, Token
 from aegis.engine.protocol import EngineFailed, Sampled, StepRow
 from aegis.instance.run_worker import Delivered, RunWorker
 from aegis.sim.faults.fake_models import make_spec
@@ -32,7 +32,7 @@ class Adding:
         self.time_ns = 5 * STEP_NS
         self.steps: list[list[StepRow]] = []
         self.started: list[tuple[object, ...]] = []
-        self.problems = dict[RequestId, str]()
+        self.problems = dict[RequestId, Failure]()
         self._fails_in = fails_in
         self._extends = extends
 
@@ -72,9 +72,7 @@ class Adding:
             raise ValueError("what the model did")
         self.time_ns += STEP_NS
         reports = (Token(5),) if rows[0].start == 0 else ()
-        made = [
-            Sampled(Token(row.tokens[-1] + row.stop - 1), reports, self.problems.get(row.request, "")) for row in rows
-        ]
+        made = [Sampled(Token(row.tokens[-1] + row.stop - 1), reports, self.problems.get(row.request)) for row in rows]
         return [each if row.samples else None for row, each in zip(rows, made, strict=True)]
 
 
@@ -186,10 +184,11 @@ def test_what_was_made_before_a_step_failed_is_delivered() -> None:
 def test_a_row_with_a_problem_is_broken_and_the_others_have_their_tokens() -> None:
     """The core counts it like the others, until the proxy cancels it."""
     run = Played()
-    run.engine.problems = {RequestId(2): "too slow"}
+    run.engine.problems = {RequestId(2): Failure.SLOW_GRAMMAR}
     stepped = run.of(row(1), row(2, token=50, position=8), steps=3)
     assert stepped == Stepped(((Token(50), Token(58)),), duration_ns=STEP_NS)
-    assert run.messages == [Tokens(RequestId(1), 1, 4, (Token(50),), None), Broken(RequestId(2), 1, "too slow")]
+    broken = Broken(RequestId(2), 1, SLOW[Failure.SLOW_GRAMMAR], Failure.SLOW_GRAMMAR)
+    assert run.messages == [Tokens(RequestId(1), 1, 4, (Token(50),), None), broken]
 
 
 def test_only_the_engine_can_fail_a_step() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node.model_moves import ModelMoves
 from aegis.node.proxy_links import ProxyLinks
+from aegis.telemetry.metrics.moves import Cause, MoveMetrics
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import ToProxy
@@ -46,12 +48,21 @@ class Stand:
         self.links, self.ends = ProxyLinks(), {FIRST: End(), SECOND: End()}
         for proxy, end in self.ends.items():
             self.links.join(proxy, end)
-        self.moves = ModelMoves(self.links)
+        self.registry = CollectorRegistry()
+        self.moves = ModelMoves(self.links, MoveMetrics(self.registry))
 
-    async def begun(self, move: MoveModel = MOVE) -> asyncio.Task[ModelMoved]:
-        task = asyncio.create_task(self.moves.move(move))
+    async def begun(self, move: MoveModel = MOVE, cause: Cause = "operator") -> asyncio.Task[ModelMoved]:
+        task = asyncio.create_task(self.moves.move(move, cause))
         await asyncio.sleep(0)
         return task
+
+    def counted(self, name: str, cause: Cause = "operator", **labels: str) -> int:
+        """Of M."""
+        found = self.registry.get_sample_value(f"aegis:{name}_total", {"model_name": M, "cause": cause, **labels})
+        return int(found or 0)
+
+    def moves_counted(self, cause: Cause = "operator") -> list[int]:
+        return [self.counted(f"model_moves_{what}", cause) for what in ("begun", "done", "failed")]
 
 
 def test_it_is_over_when_all_have_answered() -> None:
@@ -59,13 +70,13 @@ def test_it_is_over_when_all_have_answered() -> None:
         stand = Stand()
         task = await stand.begun()
         assert [end.told for end in stand.ends.values()] == [[MOVE], [MOVE]]
-        stand.moves.answered(FIRST, ModelMoved(M, TWO, 2, 1))
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 2, 1, kv_tokens=50))
         stand.moves.answered(FIRST, ModelMoved(M, TWO, 9, 9))
         stand.moves.answered(SECOND, ModelMoved(N, TWO, 9, 9))
         await asyncio.sleep(0)
         assert not task.done()
-        stand.moves.answered(SECOND, ModelMoved(M, TWO, 3, 0, "why"))
-        assert await task == ModelMoved(M, TWO, 5, 1, "why")
+        stand.moves.answered(SECOND, ModelMoved(M, TWO, 3, 0, "why", 7))
+        assert await task == ModelMoved(M, TWO, 5, 1, "why", 57)
 
     asyncio.run(main())
 
@@ -86,7 +97,7 @@ def test_a_model_moves_once_at_a_time() -> None:
         stand = Stand()
         task = await stand.begun()
         with pytest.raises(UserError, match="m is being moved already"):
-            await stand.moves.move(MoveModel(M, ONE))
+            await stand.moves.move(MoveModel(M, ONE), "placement")
         other = await stand.begun(MoveModel(N, ONE))
         task.cancel()
         other.cancel()
@@ -111,5 +122,40 @@ def test_who_joins_later_learns_where_requests_go() -> None:
         stand.moves.removed(M)
         assert stand.moves.places() == []
         task.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("cause", ["operator", "placement"])
+def test_moves_and_what_went_along_are_counted_by_cause(cause: Cause) -> None:
+    async def main() -> None:
+        stand = Stand()
+        task = await stand.begun(cause=cause)
+        assert stand.moves_counted(cause) == [1, 0, 0]
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 2, 1, kv_tokens=50))
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 9, 9, kv_tokens=9))
+        stand.moves.answered(SECOND, ModelMoved(M, TWO, 3, 0, kv_tokens=7))
+        await task
+        assert stand.moves_counted(cause) == [1, 1, 0]
+        moved = [stand.counted("moved_requests", cause, how=how) for how in ("kv", "prefilled")]
+        assert (moved, stand.counted("moved_kv_tokens", cause)) == ([5, 1], 57)
+
+    asyncio.run(main())
+
+
+def test_a_move_that_is_given_up_or_not_waited_for_has_failed() -> None:
+    async def main() -> None:
+        stand = Stand()
+        lost = await stand.begun()
+        stand.moves.answered(FIRST, ModelMoved(M, TWO, 1, 0, "mixed-1 was lost", 5))
+        stand.moves.left(SECOND)
+        await lost
+        assert stand.moves_counted() == [1, 0, 1] and stand.counted("moved_kv_tokens") == 5
+        late = await stand.begun()
+        with pytest.raises(UserError):
+            await stand.moves.move(MOVE, "operator")
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        assert stand.moves_counted() == [2, 0, 2], "one that was refused has not begun"
 
     asyncio.run(main())

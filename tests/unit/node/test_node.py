@@ -158,7 +158,7 @@ def test_instances_learn_of_a_loss_after_all_proxies() -> None:
 def test_a_lost_proxy_is_not_waited_for_in_a_move_and_one_that_joins_learns_of_it() -> None:
     async def main(stand: Stand) -> None:
         model = ModelId("m")
-        moving = asyncio.create_task(stand.node.moves.move(MoveModel(model, D1)))
+        moving = asyncio.create_task(stand.node.moves.move(MoveModel(model, D1), "operator"))
         await asyncio.sleep(0)
         assert stand.ends[THERE].told[-1] == MoveModel(model, D1)
         stand.node.on_proxy_message(HERE, ModelMoved(model, D1, 2, 0))

@@ -96,7 +96,8 @@ def test_a_proxy_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) 
 
 
 def load(prefill_ns: int, requests: int, tokens: int) -> ForeignLoad:
-    return ForeignLoad(I, prefill_ns, (ModelLoad(M, requests, tokens),))
+    of_model = ModelLoad(M, requests, tokens, prefill_ns=prefill_ns, more_worth=float(requests))
+    return ForeignLoad(I, prefill_ns, (of_model,))
 
 
 def test_each_is_told_what_all_others_have_there() -> None:

@@ -21,6 +21,7 @@ from bench.calibration.rates import measure_rates
 from bench.calibration.steps import fit_steps
 from bench.calibration.suite import written
 from bench.workloads.spec import parse
+from tests.long_forms import first_of
 
 NAMES = tuple(ModelId(f"m{n:03}") for n in range(4))
 COSTS = StepCosts.of_ms(decode=(3.0, 0.5, 0.4), prefill=(5.0, 40.0, 20.0), batch=0.6)
@@ -57,7 +58,7 @@ def outcome(contention: int, workload: str = WORKLOAD, noise: float = 0.0) -> Ou
     return simulate(pool, [SimRequest(a.at_ns, a.model, a.input_tokens, a.output_tokens) for a in arrivals])
 
 
-@pytest.mark.parametrize("workload", [WORKLOAD, "grid:models=4"])
+@pytest.mark.parametrize("workload", first_of(1, [WORKLOAD, "grid:models=4"]))
 @pytest.mark.parametrize("contention", [0, pytest.param(700, marks=pytest.mark.long), 1_500])
 def test_steps_and_contention(contention: int, workload: str) -> None:
     found, fits = fit_steps(outcome(contention, workload).spans)

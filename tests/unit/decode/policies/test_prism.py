@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.views import BatchView, Turn, Work
-from decode.policies.muxserve_plus_plus import MuxServePlusPlus
 from decode.policies.prism import Prism, Prompt, fewest_late
-from decode.policies.s_partition import SPartition
+from decode.policies.static_places import StaticPlaces
 from tests.unit.decode.policies.test_placing import A, B, C, D, Pool, X, Y, Z
 
 SLICE_NS, LOAD_NS = 50, 400
@@ -85,8 +83,8 @@ def test_resident_models_decode_in_slices_and_who_has_to_come_back_has_longer() 
     assert POLICY.plan(batches[:1], 10) == [Turn(1, None)]
 
 
-@pytest.mark.parametrize("policy", [SPartition(100, slice_ns=SLICE_NS), MuxServePlusPlus(100, slice_ns=SLICE_NS)])
-def test_static_models_take_turns_and_prompts_run_as_they_came(policy: SPartition | MuxServePlusPlus) -> None:
+def test_static_models_take_turns_and_prompts_run_as_they_came() -> None:
+    policy = StaticPlaces(100, slice_ns=SLICE_NS)
     prompts = [
         batch(1, prompts=1, first_due_ns=900, ttft_ns=100),
         batch(2, prompts=1, first_due_ns=1000, ttft_ns=900),
@@ -95,7 +93,7 @@ def test_static_models_take_turns_and_prompts_run_as_they_came(policy: SPartitio
     assert order(policy.plan(prompts, 0)) == [2, 1]
     turns = policy.plan([batch(1, decoded_ns=9), batch(2, decoded_ns=3)], 10)
     assert [(turn.batch, turn.quota_ns) for turn in turns] == [(2, SLICE_NS), (1, SLICE_NS)]
-    assert not policy.rules.evicts and policy.rules.divides_kv == isinstance(policy, SPartition)
+    assert not policy.rules.evicts
 
 
 # --- places ---------------------------------------------------------------------------------------------------------
@@ -118,10 +116,10 @@ def test_a_request_goes_where_its_model_has_some_or_had_else_where_pressure_is_l
 def test_the_most_wanted_models_are_apart_whoever_comes_first() -> None:
     """B and C are to have a device each, and the third one is for what is left."""
     rates = {A: 1.0, B: 9.0, C: 8.0, D: 2.0}
-    assert [Pool().asks(SPartition(100, rates), model) for model in (A, B, C, D)] == [Z, X, Y, Z]
+    assert [Pool().asks(StaticPlaces(100, rates), model) for model in (A, B, C, D)] == [Z, X, Y, Z]
     pool = Pool()
     pool.holds(X, A)
-    assert pool.places(SPartition(100, rates), D, C, B) == [X, Z, Y], "where A is there is the least rate after two"
+    assert pool.places(StaticPlaces(100, rates), D, C, B) == [X, Z, Y], "where A is there is the least rate after two"
 
 
 def test_rates_of_models_that_have_a_place_count_there() -> None:
@@ -129,18 +127,18 @@ def test_rates_of_models_that_have_a_place_count_there() -> None:
     pool.lists.down(Z)
     pool.holds(X, A)
     pool.holds(Y, D)
-    assert pool.asks(SPartition(100, {A: 9.0, D: 1.0, C: 3.0}), C) == Y, "where more bytes are"
+    assert pool.asks(StaticPlaces(100, {A: 9.0, D: 1.0, C: 3.0}), C) == Y, "where more bytes are"
 
 
 def test_without_rates_the_fewest_bytes_decide_and_what_fits_nowhere_is_refused() -> None:
     pool = Pool()
-    assert pool.places(MuxServePlusPlus(30), A, D, B, C) == [X, Y, Z, X]
-    assert Pool().asks(MuxServePlusPlus(20), D) is None
-    assert pool.asks(MuxServePlusPlus(20), A) == X, "where it is"
+    assert pool.places(StaticPlaces(30), A, D, B, C) == [X, Y, Z, X]
+    assert Pool().asks(StaticPlaces(20), D) is None
+    assert pool.asks(StaticPlaces(20), A) == X, "where it is"
 
 
 def test_a_static_place_is_lost_with_its_instance() -> None:
-    pool, policy = Pool(), SPartition(100, {A: 1.0, B: 1.0})
+    pool, policy = Pool(), StaticPlaces(100, {A: 1.0, B: 1.0})
     assert pool.places(policy, A) == [X]
     pool.lists.down(X)
     assert pool.asks(policy, A) in (Y, Z)

@@ -10,7 +10,8 @@ from aegis.device.cuda.driver import CudaError
 from aegis.device.cuda.green_contexts import GreenLane
 from aegis.device.divisions import WHOLE
 from aegis.device.shared_events import SharedWords
-from tests.unit.device.cuda_driver_model import CUdevice_attribute, DriverModel, SmResource
+from tests.unit.device.cuda_driver_model import DriverModel
+from tests.unit.device.cuda_driver_types import CUdevice_attribute, SmResource
 from tests.unit.device.cuda_parts import Rig
 
 

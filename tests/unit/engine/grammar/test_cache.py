@@ -14,7 +14,7 @@ import torch
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
-from aegis.core.request import SLOW_GRAMMAR, SLOW_GRAMMARS, Grammar, Sampling
+from aegis.core.request import Failure, Grammar, Sampling
 from aegis.engine.grammar import token_masks
 from aegis.engine.grammar.cache import Grammars
 from aegis.engine.grammar.compiler import GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
@@ -158,7 +158,7 @@ def test_an_output_that_is_slow_has_a_problem_and_one_in_json_has_none(
         sampler.sample([RequestId(1), RequestId(2)], logits)
         if sampler.problem(RequestId(1)):
             break
-    assert sampler.problem(RequestId(1)) == SLOW_GRAMMAR
+    assert sampler.problem(RequestId(1)) == Failure.SLOW_GRAMMAR
     sampler.sample([RequestId(1), RequestId(2)], logits)
     assert not sampler.problem(RequestId(2))
 
@@ -174,13 +174,13 @@ def test_slow_grammars_may_take_a_twentieth_of_the_time_together() -> None:
         assert not time.objection(slow)
         time.charge(slow, 160 * 10**6)
     time.charge(other, 50 * 10**6)
-    assert time.objection(slow) == time.objection(other) == SLOW_GRAMMAR, "both had a part in it"
-    assert time.objection(quick) == SLOW_GRAMMARS
+    assert time.objection(slow) == time.objection(other) == Failure.SLOW_GRAMMAR, "both had a part in it"
+    assert time.objection(quick) == Failure.SLOW_GRAMMARS
     now_ns += 10**9
     assert not time.objection(quick) and not time.objection(slow)
     time.charge(slow, 60 * 10**6)
     now_ns += 10**12
-    assert time.objection(slow) == SLOW_GRAMMAR, "it has had its part"
+    assert time.objection(slow) == Failure.SLOW_GRAMMAR, "it has had its part"
     assert not time.objection(other)
 
 

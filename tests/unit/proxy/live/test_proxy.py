@@ -32,7 +32,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.messages import Reused as ReusedTokens
-from aegis.core.request import Job, KeptPrefix, Sampling, Token
+from aegis.core.request import Failure, Job, KeptPrefix, Sampling, Token
 from aegis.core.role import Role
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.history import History
@@ -233,6 +233,14 @@ def test_a_model_that_goes_ends_its_requests() -> None:
     assert len(got) == 1
 
 
+def test_a_request_fails_with_the_reason_of_its_instance_and_its_kind() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    got = stand.submit()
+    stand.hear(D0, 1, Broken(FIRST, 1, "why", Failure.SLOW_GRAMMAR))
+    assert list(got) == [Failed("why", kind=Failure.SLOW_GRAMMAR)]
+
+
 def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
     stand = Stand()
     stand.greet(D0)
@@ -314,10 +322,12 @@ def test_what_follows_a_prompt_waits_until_it_was_looked_up() -> None:
 
 def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
     patient, hasty = Stand(), Stand(refuses_late=True)
+    long_ns = SPEC.slo.ttft_ns + 3 * NS_PER_S
+    others = ModelLoad(SPEC.model, 1, 2, prefill_ns=long_ns)
     for stand in (patient, hasty):
         stand.greet(D0)
         stand.submit()
-        stand.proxy.deliver(ForeignLoad(D0, SPEC.slo.ttft_ns + 3 * NS_PER_S, ()))
+        stand.proxy.deliver(ForeignLoad(D0, long_ns, (others,)))
     patient.submit()
     with pytest.raises(UserError, match="too late") as caught:
         hasty.submit()

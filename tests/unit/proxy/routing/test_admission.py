@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import assume, given
@@ -12,13 +13,17 @@ from msgspec.structs import replace as replaced
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.estimators import Hardware
-from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId
 from aegis.core.messages import Phase, Prefilled, Started
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
 from aegis.core.views import ANSWER_TOKENS, Work
+from aegis.node.proxy_links import ProxyLinks
 from aegis.sim.faults.fake_models import make_spec
+from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.model_counts import Tally
+from aegis.transport.node_messages import ProxyEnd
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.admission import Claim, wait_ns
@@ -235,3 +240,79 @@ def test_the_more_urgent_a_request_is_the_less_it_waits() -> None:
     assert waits > pool.expected_ns(B)
     pool.tell(ClientLeft(RequestId(20)))
     assert pool.expected_ns(A) < waits
+
+
+# --- several proxies ------------------------------------------------------------------------------------------------
+
+
+class End:
+    """As `ProxyEnd`."""
+
+    address = ""
+
+    def __init__(self, pool: Pool) -> None:
+        self.deliver = pool.tell
+
+    async def scrape(self) -> tuple[Family, ...]:
+        return ()
+
+    def tallies(self) -> list[Tally]:
+        return []
+
+
+class Pools:
+    """Proxies of one node, which hears of their loads when it is said."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Pool(HERE) for _ in range(count)]
+        self._links = ProxyLinks()
+        for number, pool in enumerate(self.all):
+            self._links.join(ProxyId(number), cast(ProxyEnd, End(pool)))
+
+    def report(self) -> None:
+        for number, pool in enumerate(self.all):
+            self._links.loads(ProxyId(number), pool.core.loads())
+
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from([A, B, C]), st.integers(1, 5000), st.integers(-3, 3)), max_size=8
+)
+"""The proxy that gets it, the model, the tokens, the priority."""
+
+
+@given(ARRIVALS, st.sampled_from([A, B, C]), st.integers(-3, 3))
+def test_no_wait_seems_shorter_to_one_of_several_proxies_than_to_one_that_has_all_requests(
+    arrivals: list[tuple[int, ModelId, int, int]], model: ModelId, priority: int
+) -> None:
+    one, several = Pool(HERE), Pools(3)
+    for number, (at, asked, tokens, urgency) in enumerate(arrivals, 1):
+        for pool in (one, several.all[at]):
+            pool.arrive(number, asked, tokens=tokens, priority=urgency)
+    several.report()
+    waits_ns = one.expected_ns(model, priority=priority)
+    assert min(pool.expected_ns(model, priority=priority) for pool in several.all) >= waits_ns
+
+
+def taken(proxies: int, period: int) -> int:
+    """Of 90 requests that come in turn to each proxy, where they hear of each other after so many."""
+    several, count = Pools(proxies), 0
+    for pool in several.all:
+        for model in (A, B, C):
+            pool.tell(SloSet(model, Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS)))
+    for number in range(90):
+        if number % period == 0:
+            several.report()
+        pool, model = several.all[number % proxies], (A, B, C)[number // proxies % 3]
+        if pool.late_ns(model, tokens=20_000) is None:
+            pool.arrive(number + 1, model, tokens=20_000)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("proxies", [2, 4])
+def test_what_is_taken_twice_is_no_more_than_what_others_took_since_they_were_last_heard_of(proxies: int) -> None:
+    alone = taken(1, 1)
+    assert 0 < alone < 90
+    assert taken(proxies, 1) >= 0.95 * alone, "nor is anybody refused for requests that come after theirs"
+    for period in (1, 4, 12, 24):
+        assert taken(proxies, period) <= alone + period

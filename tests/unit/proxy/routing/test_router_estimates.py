@@ -15,7 +15,7 @@ from aegis.core.views import Work
 from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.events import ForeignLoad, InstanceUp, MessageReceived, ModelUp, RequestArrived, SloSet
+from proxy.routing.events import ForeignLoad, InstanceUp, MessageReceived, ModelLoad, ModelUp, RequestArrived, SloSet
 from proxy.routing.router import Router
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
@@ -64,7 +64,8 @@ def test_who_has_its_first_token_is_not_waited_for() -> None:
 def test_what_other_proxies_have_waiting_counts() -> None:
     core = pool(Role.MIXED)
     before_ns = expected_ns(core)
-    core.on(ForeignLoad(InstanceId("mixed-0"), NS_PER_S, ()), 0)
+    theirs = ModelLoad(SPEC.model, 1, 50, prefill_ns=NS_PER_S)
+    core.on(ForeignLoad(InstanceId("mixed-0"), NS_PER_S, (theirs,)), 0)
     assert expected_ns(core) == before_ns + NS_PER_S
     arrive(core, 1)
     (load,) = core.loads()

@@ -18,7 +18,7 @@ from aegis.core.messages import (
     Submit,
     Tokens,
 )
-from aegis.core.request import FinishReason, Token
+from aegis.core.request import Failure, FinishReason, Token
 from aegis.sim.faults.fake_models import make_spec
 from proxy.routing.events import ClientLeft, Ended, InstanceDown, ModelUp, Replayed
 from proxy.routing.router import MAX_LOSSES, MAX_REPLAYS
@@ -187,6 +187,6 @@ def test_giving_up_is_no_loss() -> None:
 def test_what_cannot_run_fails_with_its_reason() -> None:
     proxy = Proxy(P0, D0)
     proxy.reach("prefilling")
-    proxy.heard(P0, Broken(R, 1, "why"))
-    assert proxy.ended[R] == Ended(R, State.FAILED, message="why")
+    proxy.heard(P0, Broken(R, 1, "why", Failure.SLOW_GRAMMARS))
+    assert proxy.ended[R] == Ended(R, State.FAILED, message="why", failure=Failure.SLOW_GRAMMARS)
     assert proxy.sent(Cancel) == [(P0, Cancel(R, 1))]

@@ -66,7 +66,7 @@ def test_a_request_moves_with_its_kv_once_the_target_holds_the_model() -> None:
     proxy.heard(M0, HandedOver(R, 1, 3, own(M0)))
     ((to, adopt),) = proxy.sent(Adopt)
     assert to == M1 and adopt.tokens == (10, 11, 12) and adopt.kv == own(M0)
-    assert moved(proxy) == [ModelMoved(MODEL, M1, 1, 0)] and proxy.state() is State.PREEMPTED
+    assert moved(proxy) == [ModelMoved(MODEL, M1, 1, 0, kv_tokens=5)] and proxy.state() is State.PREEMPTED
     proxy.heard(M1, KvReleased(R, 1, own(M0)))
     assert proxy.sent(ReleaseKv) == [(M0, ReleaseKv(R, 1))]
     proxy.decodes(decode=M1)
@@ -174,7 +174,7 @@ def test_a_target_that_is_lost_later_leaves_the_request_where_there_is_a_place()
     assert not moved(proxy)
     proxy.heard(M0, HandedOver(R, 1, 2, own(M0)))
     assert [to for to, _ in proxy.sent(Adopt)] == [M0] and not proxy.core._handles
-    assert moved(proxy) == [ModelMoved(MODEL, M1, 1, 0, "mixed-1 was lost")]
+    assert moved(proxy) == [ModelMoved(MODEL, M1, 1, 0, "mixed-1 was lost", 5)]
 
 
 def test_a_target_that_is_lost_with_the_request_has_it_prefilled_elsewhere() -> None:
@@ -270,7 +270,7 @@ def test_a_later_move_takes_the_place_of_an_earlier_one() -> None:
     assert moved(proxy) == [ModelMoved(MODEL, M1, 0, 0, "another move took its place")]
     proxy.heard(M2, BroughtIn(MODEL, there=True))
     proxy.heard(M0, HandedOver(R, 1, 2, own(M0)))
-    assert [to for to, _ in proxy.sent(Adopt)] == [M2] and moved(proxy) == [ModelMoved(MODEL, M2, 1, 0)]
+    assert [to for to, _ in proxy.sent(Adopt)] == [M2] and moved(proxy) == [ModelMoved(MODEL, M2, 1, 0, kv_tokens=5)]
 
 
 def test_answers_to_others_questions_move_nothing() -> None:

@@ -24,6 +24,7 @@ from bench.simulate.prism.run import Choice, run
 from bench.simulate.prism.slos import scaled
 from bench.simulate.prism.suite import TRACE, suites
 from bench.simulate.setting import Setting
+from tests.long_forms import LONG
 
 X, Y = InstanceId("mixed-0"), InstanceId("mixed-1")
 SLO = Slo(ttft_ns=100 * NS_PER_MS, tbt_ns=10 * NS_PER_MS)
@@ -144,11 +145,11 @@ def test_a_suite_writes_all_its_cells_and_the_same_again(
     suite = suites(None)[name]
     suite = replace(suite, panels=suite.panels[-1:], contenders=suite.contenders[:2])
     written = []
-    for _ in range(2):
+    for _ in range(2 if LONG or name == "prism-fig6" else 1):
         json, plot = tmp_path / "figure.json", tmp_path / "figure.png"
         run(suite, Choice(tiny=True), json=json, plot=plot)
         written.append((json.read_bytes(), plot.read_bytes()))
-    assert written[0] == written[1] and written[0][1].startswith(b"\x89PNG")
+    assert written[0] == written[-1] and written[0][1].startswith(b"\x89PNG")
     result = msgspec.json.decode(written[0][0])
     assert len(result["cells"]) == len(list(suite.cells(tiny=True))) and suite.title in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from aegis.core.errors import UserError
-from aegis.core.request import FinishReason, Sampling
+from aegis.core.request import Failure, FinishReason, Sampling
 from proxy.http.market import Delivery, Delta, Failed, Finished, Reused
 from proxy.http.openai import answer as answer_module
 from tests.unit.proxy.http.scripted import EOS, byte_text, market, post, says, spec, tokens, word_text
@@ -314,6 +314,15 @@ def test_a_failure_answers_with_its_status_or_ends_the_stream_with_an_error() ->
     assert said[0]["choices"][0]["text"] == "a"
     assert said[1]["error"]["message"] == "the instance cannot run it"
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [(Failure.GENERATION, 500), (Failure.SLOW_GRAMMAR, 400), (Failure.SLOW_GRAMMARS, 503)]
+)
+def test_a_failure_is_told_by_its_kind_whatever_it_says(kind: Failure, status: int) -> None:
+    reply = post(market(lambda prompt, sampling: [Failed("words", kind=kind)]), PATH, ask())
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["message"]) == (status, kind, "words")
 
 
 def test_one_failed_choice_fails_the_request_and_frees_the_others() -> None:
