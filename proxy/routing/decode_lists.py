@@ -13,6 +13,7 @@ from typing import Final
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.model import ModelSpec
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
@@ -64,7 +65,7 @@ class DecodeLists:
         "_max_batch",
         "_repriced",
         "_shares",
-        "_tbt_ns",
+        "_specs",
         "_weight_bytes",
         "by_length",
     )
@@ -74,19 +75,19 @@ class DecodeLists:
         capacity_tokens: Mapping[ModelId, int],
         weight_bytes: Mapping[ModelId, int] | None = None,
         demand: Callable[[ModelId, int], Demand] = lambda model, tokens: NOTHING,
+        specs: Mapping[ModelId, ModelSpec] | None = None,
         *,
-        tbt_ns: Callable[[ModelId], int] = lambda model: NS_PER_S,
         max_batch: int = MAX_BATCH,
     ) -> None:
         """`capacity_tokens` of every model there are requests of: what an instance holds of its KV. `demand` says
-        what requests of a model, with so many tokens in all, want of their instance, `tbt_ns` how fast they grow."""
+        what requests of a model, with so many tokens in all, want of their instance, `specs` how fast they grow."""
         self.by_length: list[Length] = []
         self._by_pressure: list[Pressure] = []
         self._repriced: dict[InstanceId, None] = {}  # whose pressure has changed since it was last asked for
         self._capacity_tokens = capacity_tokens
         self._weight_bytes = {} if weight_bytes is None else weight_bytes  # one that is empty now may fill
         self._demand_of = demand
-        self._tbt_ns = tbt_ns
+        self._specs = {} if specs is None else specs
         self._grown_ns = 0
         self._max_batch = max_batch
         self._active: defaultdict[ModelId, list[InstanceId]] = defaultdict(list)
@@ -219,7 +220,7 @@ class DecodeLists:
             for model, held in known.held.items():
                 if not held.growing:
                     continue
-                tbt_ns = self._tbt_ns(model)
+                tbt_ns = self._specs[model].slo.tbt_ns
                 if tokens := grown_ns // tbt_ns - self._grown_ns // tbt_ns:
                     for request in held.growing:
                         held.requests[request] += tokens

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from aegis.core.decision import Decision, DecisionKind, ExplainsGroups, ExplainsPlaces, Why
 from aegis.core.ids import InstanceId, RequestId
-from aegis.core.request import Job
+from aegis.core.model import Slo
 from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, PrefillPolicy, PrefillView, Work
 from aegis.core.wording import count, duration, given_up, request_of, when
+from proxy.routing.sessions import Session
 
 NOWHERE = InstanceId("-")
 """The place of a request that never had one."""
@@ -37,8 +38,10 @@ class PlaceReasons:
         return _decision(request, work, chosen, _how(work), why, now_ns)
 
 
-def refusal(job: Job, sent: int, where: InstanceId | None, because: str, due_ns: int, now_ns: int) -> Decision:
-    """The request, of which `sent` tokens were, fails; the next one was due at `due_ns`."""
+def refusal(session: Session, slo: Slo | None, because: str, now_ns: int) -> Decision:
+    """The request fails; its next token would be due by `slo`, or at once if its model is gone."""
+    job, sent, where = session.job, len(session.sent), session.decode or session.prefill
+    due_ns = slo.due_ns(job.arrival_ns, sent) if slo else now_ns
     why = Why(f"{because}; its next token is due {when(due_ns - now_ns)}", slack_ns=due_ns - now_ns)
     refused = f"{request_of(job.request, job.model)} is refused"
     what = given_up(job.request, job.model, sent) if sent or where else refused

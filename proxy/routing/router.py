@@ -106,7 +106,7 @@ class Router:
         self._specs: dict[ModelId, ModelSpec] = {}
         self._weight_bytes: dict[ModelId, int] = {}
         self._decodes = DecodeLists(
-            self._capacity, self._weight_bytes, self._demand_of, tbt_ns=self._tbt_ns, max_batch=max_batch
+            self._capacity, self._weight_bytes, self._demand_of, self._specs, max_batch=max_batch
         )
         self._first_tokens = FirstTokens(self._latency)
         self._mixed: set[InstanceId] = set()
@@ -502,9 +502,6 @@ class Router:
     def _demand_of(self, model: ModelId, tokens: int) -> Demand:
         return demand(self._specs[model], self._latency[model], self._capacity[model], tokens)
 
-    def _tbt_ns(self, model: ModelId) -> int:
-        return self._specs[model].slo.tbt_ns
-
     def _waiting_ns(self, instance: InstanceId) -> int:
         return self._first_tokens.own_ns(instance, self._decodes.active_at(instance)) if instance in self._mixed else 0
 
@@ -595,11 +592,6 @@ class Router:
     ) -> None:
         session = self._sessions.pop(request)
         if self._reasons and step is Step.FAIL:
-            self._explain_failure(session, message)
+            spec = self._specs.get(session.job.model)
+            self._out.append(refusal(session, spec.slo if spec else None, message, self._now_ns))
         self._out.append(Ended(request, advance(session.state, step), reason, message, failure))
-
-    def _explain_failure(self, session: Session, because: str) -> None:
-        job, sent, spec = session.job, len(session.sent), self._specs.get(session.job.model)
-        due_ns = spec.slo.due_ns(job.arrival_ns, sent) if spec else self._now_ns
-        where = session.decode or session.prefill
-        self._out.append(refusal(job, sent, where, because, due_ns, self._now_ns))

@@ -7,7 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.model import Slo
 from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Work
+from aegis.sim.faults.fake_models import make_spec
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
@@ -23,6 +25,10 @@ models, instances = st.sampled_from(MODELS), st.sampled_from(INSTANCES)
 CAPACITY = {A: 100, B: 1000, C: 10_000}
 WEIGHT_BYTES = {A: 1, B: 10, C: 100}
 TBT_NS = {A: NS_PER_S // 10, B: NS_PER_S, C: 4 * NS_PER_S}
+SPECS = {
+    model: make_spec(at, image_pages=1, block_bytes=1024, slo=Slo(ttft_ns=NS_PER_S, tbt_ns=TBT_NS[model]))
+    for at, model in enumerate(MODELS)
+}
 
 
 class Decodes(RuleBasedStateMachine):
@@ -32,7 +38,7 @@ class Decodes(RuleBasedStateMachine):
         super().__init__()
         self.policy = WeightedRoundRobin()
         self.price = dict.fromkeys(MODELS, 1)
-        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES, self.wants, tbt_ns=TBT_NS.__getitem__)
+        self.kept = DecodeLists(CAPACITY, WEIGHT_BYTES, self.wants, SPECS)
         self.growing: set[RequestId] = set()
         self.now_ns = 0
         self.naive: dict[InstanceId, naive.List] = {}
@@ -205,7 +211,7 @@ def test_who_left_counts_no_more() -> None:
 
 
 def test_answers_grow_by_a_token_each_tbt_once_they_have_begun() -> None:
-    made = DecodeLists({A: 100}, tbt_ns=lambda model: NS_PER_S // 10)
+    made = DecodeLists({A: 100}, specs=SPECS)
     made.grow(3 * NS_PER_S)
     made.up(I)
     for request in (1, 2):
