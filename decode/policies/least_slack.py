@@ -8,10 +8,11 @@ from math import sqrt
 from operator import attrgetter
 
 from aegis.core.decision import Plan, Why
-from aegis.core.ids import InstanceId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
-from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+from aegis.core.views import BatchView, DecodeView, Pressure, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
+from decode.policies import savable
 from decode.policies.overload import shedding, spoken_for
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
@@ -104,12 +105,16 @@ class LeastSlack:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
-        home, best = lists.home(work.model), lists.by_pressure[0]
+        home = lists.home(work.model)
         if home is None:
-            return best.instance
+            return _cheapest(work.model, lists).instance
         joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
-        gain_ppm = lists.load_ppm(home) - best.load_ppm
-        return home if gain_ppm <= (self.migrate_share * _PPM if joins else 0) else best.instance
+        limit_ppm = self.migrate_share * _PPM if joins else 0
+        cost_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home)
+        if cost_ppm - lists.by_pressure[0].load_ppm <= limit_ppm:
+            return home  # none is under less pressure when the model comes to it
+        best = _cheapest(work.model, lists, home)
+        return home if cost_ppm - best.load_ppm <= limit_ppm else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         quantum_ns = self._quantum_ns(batches)
@@ -124,7 +129,12 @@ class LeastSlack:
         quotas_ns = [quantum_ns + (0 if b.batch in shed else b.prefill_ns) for b in order]
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
-        return self._with_pauses(order, quotas_ns, now_ns)
+        turns = self._with_pauses(order, quotas_ns, now_ns)
+        if order[0] is not running:
+            return turns
+        paused = {turn.batch for turn in turns if turn.pause}
+        saves = savable.pauses(order, quotas_ns, by_ns, now_ns - (running.turn_ns or 0), now_ns)
+        return [turn for turn in saves if turn.batch not in paused] + turns
 
     def side_by_side(self) -> LeastSlack:
         return replace(self, turn_factor=2 * self.turn_factor)
@@ -243,6 +253,26 @@ class LeastSlack:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
+
+
+def _loads_ppm(model: ModelId, lists: DecodeView, instance: InstanceId) -> int:
+    """What a first token there waits for loads, as a part of its TTFT: for its weights, unless they are there."""
+    return 0 if lists.weights(model, instance).there else lists.reload_ppm(model)
+
+
+def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None) -> Pressure:
+    """Of the instances but the home the one under the least pressure when the model comes to it: its weights have to be
+    loaded, and where there is no room for them beside others', a part of those has to be loaded again."""
+    reload_ppm, best = lists.reload_ppm(model), lists.by_pressure[0]
+    best_ppm: int | None = None
+    for each in lists.by_pressure:
+        if best_ppm is not None and each.load_ppm >= best_ppm:
+            break
+        there, lacking_ppm = lists.weights(model, each.instance)
+        load_ppm = each.load_ppm + (0 if there else reload_ppm) + reload_ppm * lacking_ppm // _PPM
+        if each.instance != home and (best_ppm is None or load_ppm < best_ppm):
+            best, best_ppm = each, load_ppm
+    return best._replace(load_ppm=best.load_ppm if best_ppm is None else best_ppm)
 
 
 def _companion_by_ns(companion: Companion) -> int:
