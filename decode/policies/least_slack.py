@@ -36,7 +36,8 @@ class LeastSlack:
     """Placing. A request goes to the instance of the last request of its model, unless the instance under the least
     pressure is better off by `migrate_share` of its time; if no request of the model is left there, unless another
     instance is better off at all. The same holds if its batches there have no room: they run on several instances
-    rather than wait for each other's turns on one.
+    rather than wait for each other's turns on one. To the pressure of an instance counts the load of the model there,
+    as a part of its TTFT, unless its weights should be there, and the loads of those for whom there is no room then.
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: its next deadline,
     less the time of loading its model, of its prefills and of a step. The batch with the least slack has the turn, and
@@ -47,6 +48,9 @@ class LeastSlack:
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
     the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
+
+    A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
+    are shed: then one more request on time costs another one that is.
 
     Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum is twice that,
     they wait as long as ever, and changes take half as much of the time.
@@ -130,7 +134,7 @@ class LeastSlack:
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
         turns = self._with_pauses(order, quotas_ns, now_ns)
-        if order[0] is not running:
+        if shed or order[0] is not running:
             return turns
         paused = {turn.batch for turn in turns if turn.pause}
         saves = savable.pauses(order, quotas_ns, by_ns, now_ns - (running.turn_ns or 0), now_ns)
@@ -186,16 +190,19 @@ class LeastSlack:
 
     def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
         home, pressed = lists.home(work.model), lists.by_pressure
-        best = pressed[0]
+        best = _cheapest(work.model, lists, home)
         if home is None:
-            second = pressed[1] if len(pressed) > 1 else None
+            second = next((each for each in pressed if each.instance != best.instance), None)
             beside = f"; {second.instance}'s want {_share(second.load_ppm)}" if second else ""
             because = f"least pressed: its requests want {_share(best.load_ppm)} of its time{beside}"
             return Why(because, lost=second.instance if second else None)
-        if home == best.instance:
+        if home in (best.instance, pressed[0].instance) and chosen == home:
             return Why("home of its model, and least pressed", lost=None)
         shares = [share for share in lists.shares(work.model) if share.instance == home]
-        freer = f"{_share(lists.load_ppm(home) - best.load_ppm)} freer"
+        gain_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home) - best.load_ppm
+        if gain_ppm <= 0:
+            return Why(f"home of its model; {best.instance} would have to load it", lost=best.instance)
+        freer = f"{_share(gain_ppm)} freer"
         if any(share.room_tokens >= work.tokens for share in shares):
             limit = f"the {_share(round(self.migrate_share * _PPM))} that a move needs"
         else:

@@ -26,7 +26,7 @@ class KvPressureRatio:
     a part of the ratio of the whole pool. The paper does not give it. With half, eight models on two GPUs move 3 times
     in the 10 minutes of a public trace, as in the paper (§7.5)."""
 
-    threshold: float = .5
+    threshold: float = 0.5
     rules: PlacementRules = _RULES
 
     def changes(self, view: PlacementView) -> Sequence[Change]:
