@@ -176,9 +176,9 @@ class Pressure(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights of a model on a decode instance, as far as the proxy can know: those of the models that were asked for
-    last are there, as many as fit beside KV. `lacking_ppm` is the part of what requests and all models at home there
-    want of its memory, with this model, that it has not."""
+    """The weights of a model on a decode instance, as far as the proxy can know: those of the models that were asked
+    for last are there, as many as fit beside KV. `lacking_ppm` is the part of what requests and all models at home
+    there want of its memory, with this model, that it has not."""
 
     there: bool
     lacking_ppm: int

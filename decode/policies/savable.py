@@ -20,9 +20,9 @@ def pauses(
             break
         due_ns, takes_ns = batch.first_due_ns, batch.change_ns + batch.prompt_ns
         can = batch is not front and batch.there and batch.prompt_rank_ns is not None
-        if can and due_ns is not None and batch.prompt_ns <= front.gap_ns // 2:
-            if now_ns + takes_ns <= due_ns < ends_ns + takes_ns:
-                found.append(Turn(batch.batch, 1, decodes=False, pause=True))
-                now_ns += takes_ns
+        can = can and batch.prompt_ns <= front.gap_ns // 2
+        if can and due_ns is not None and now_ns + takes_ns <= due_ns < ends_ns + takes_ns:
+            found.append(Turn(batch.batch, 1, decodes=False, pause=True))
+            now_ns += takes_ns
         ends_ns += quota_ns + batch.step_ns + (0 if batch.there else batch.switch_ns)
     return found

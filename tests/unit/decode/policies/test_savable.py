@@ -84,7 +84,8 @@ def test_the_last_step_of_the_turn_counts() -> None:
 
 
 def test_no_turn_pauses_where_batches_are_shed() -> None:
-    """Both want more than half of the time."""
-    running, newcomer = replace(RUNNING, step_ns=60 * MS, due_ns=300 * MS), replace(NEWCOMER, step_ns=60 * MS)
-    turns = POLICY.plan([running, newcomer], 0)
-    assert not [turn for turn in turns if turn.pause]
+    others = replace(RUNNING, batch=3, model=ModelId("c"), step_ns=96 * MS, turn_ns=None, worth=0.1)
+    running = replace(RUNNING, due_ns=300 * MS, in_time_by_ns=295 * MS)
+    calm = POLICY.plan([running, NEWCOMER, replace(others, step_ns=50 * MS)], 0)
+    shedding = POLICY.plan([running, NEWCOMER, others], 0)
+    assert [[turn.batch for turn in turns if turn.pause] for turns in (calm, shedding)] == [[2], []]
