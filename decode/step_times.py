@@ -25,6 +25,7 @@ class ChangeTimes:
     def __init__(self) -> None:
         self.ns = 0
         self.stall_ns: int | None = None
+        self._stalls = 0
         self._usual_ns = 0.0
         self._changed_ns = 0.0
         self._batch = -1
@@ -37,8 +38,9 @@ class ChangeTimes:
         if not pause and batch != self._batch:
             if self._ended_ns is not None:
                 stall_ns, before_ns = now_ns - self._ended_ns, self.stall_ns
-                moved_ns = 0 if before_ns is None else round((before_ns - stall_ns) * (1 - _STALL_SHARE))
-                self.stall_ns = stall_ns + moved_ns
+                self._stalls += 1
+                share = max(_STALL_SHARE, 1 / self._stalls)
+                self.stall_ns = stall_ns if before_ns is None else round(before_ns + (stall_ns - before_ns) * share)
             self._batch = batch
         self.begun_ns, self._changes = now_ns, changes
 

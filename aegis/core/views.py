@@ -181,6 +181,15 @@ class Pressure(NamedTuple):
     instance: InstanceId
 
 
+class Weights(NamedTuple):
+    """The weights of a model on a decode instance, as far as the proxy can know: those of the models that were asked
+    for last are there, as many as fit beside KV. `lacking_ppm` is the part of what requests and all models at home
+    there want of its memory, with this model, that it has not."""
+
+    there: bool
+    lacking_ppm: int
+
+
 class Length(NamedTuple):
     """The batches in a decode instance's work list."""
 
@@ -228,6 +237,12 @@ class DecodeView(Protocol):
         ...
 
     def load_ppm(self, instance: InstanceId) -> int: ...
+
+    def weights(self, model: ModelId, instance: InstanceId) -> Weights: ...
+
+    def reload_ppm(self, model: ModelId) -> int:
+        """The time of a load of its weights, as a part of its TTFT."""
+        ...
 
     def placed_models(self, instance: InstanceId) -> PlacedModels:
         """All models whose requests were ever placed there."""

@@ -8,10 +8,11 @@ from math import sqrt
 from operator import attrgetter
 
 from aegis.core.decision import Plan, Why
-from aegis.core.ids import InstanceId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
-from aegis.core.views import BatchView, DecodeView, Renewal, Turn, TurnRules, Work
+from aegis.core.views import BatchView, DecodeView, Pressure, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
+from decode.policies import savable
 from decode.policies.overload import shedding, spoken_for
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
@@ -35,7 +36,9 @@ class LeastSlack:
     """Placing. A request goes to the instance of the last request of its model, unless the instance under the least
     pressure is better off by `migrate_share` of its time; if no request of the model is left there, unless another
     instance is better off at all. The same holds if its batches there have no room: they run on several instances
-    rather than wait for each other's turns on one.
+    rather than wait for each other's turns on one. To the pressure of an instance counts the load of the model there,
+    unless its weights should be there, and the loads of those for whom there is no room then: of a load that takes the
+    part p of the TTFT p².
 
     Turns. The slack of a batch is the time until it has to begin so that none of its tokens is late: its next deadline,
     less the time of loading its model, of its prefills and of a step. The batch with the least slack has the turn, and
@@ -48,6 +51,9 @@ class LeastSlack:
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
     the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
+
+    A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
+    are shed: then one more request on time costs another one that is.
 
     Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum is twice that,
     they wait as long as ever, and changes take half as much of the time.
@@ -106,12 +112,16 @@ class LeastSlack:
     rules: TurnRules = _RULES
 
     def place(self, work: Work, lists: DecodeView) -> InstanceId:
-        home, best = lists.home(work.model), lists.by_pressure[0]
+        home = lists.home(work.model)
         if home is None:
-            return best.instance
+            return _cheapest(work.model, lists).instance
         joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
-        gain_ppm = lists.load_ppm(home) - best.load_ppm
-        return home if gain_ppm <= (self.migrate_share * _PPM if joins else 0) else best.instance
+        limit_ppm = self.migrate_share * _PPM if joins else 0
+        cost_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home)
+        if cost_ppm - lists.by_pressure[0].load_ppm <= limit_ppm:
+            return home  # none is under less pressure when the model comes to it
+        best = _cheapest(work.model, lists, home)
+        return home if cost_ppm - best.load_ppm <= limit_ppm else best.instance
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         quantum_ns = self._quantum_ns(batches)
@@ -126,7 +136,12 @@ class LeastSlack:
         quotas_ns = [quantum_ns + (0 if b.batch in shed else b.prefill_ns) for b in order]
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
-        return self._with_pauses(order, quotas_ns, now_ns)
+        turns = self._with_pauses(order, quotas_ns, now_ns)
+        if shed or order[0] is not running:
+            return turns
+        paused = {turn.batch for turn in turns if turn.pause}
+        saves = savable.pauses(order, quotas_ns, by_ns, now_ns - (running.turn_ns or 0), now_ns)
+        return [turn for turn in saves if turn.batch not in paused] + turns
 
     def side_by_side(self) -> LeastSlack:
         return replace(self, turn_factor=2 * self.turn_factor)
@@ -178,16 +193,19 @@ class LeastSlack:
 
     def why_place(self, work: Work, lists: DecodeView, chosen: InstanceId) -> Why:
         home, pressed = lists.home(work.model), lists.by_pressure
-        best = pressed[0]
+        best = _cheapest(work.model, lists, home)
         if home is None:
-            second = pressed[1] if len(pressed) > 1 else None
+            second = next((each for each in pressed if each.instance != best.instance), None)
             beside = f"; {second.instance}'s want {_share(second.load_ppm)}" if second else ""
             because = f"least pressed: its requests want {_share(best.load_ppm)} of its time{beside}"
             return Why(because, lost=second.instance if second else None)
-        if home == best.instance:
+        if home in (best.instance, pressed[0].instance) and chosen == home:
             return Why("home of its model, and least pressed", lost=None)
         shares = [share for share in lists.shares(work.model) if share.instance == home]
-        freer = f"{_share(lists.load_ppm(home) - best.load_ppm)} freer"
+        gain_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home) - best.load_ppm
+        if gain_ppm <= 0:
+            return Why(f"home of its model; {best.instance} would have to load it", lost=best.instance)
+        freer = f"{_share(gain_ppm)} freer"
         if any(share.room_tokens >= work.tokens for share in shares):
             limit = f"the {_share(round(self.migrate_share * _PPM))} that a move needs"
         else:
@@ -246,6 +264,32 @@ class LeastSlack:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
+
+
+def _loads_ppm(model: ModelId, lists: DecodeView, instance: InstanceId) -> int:
+    """What a load of its weights costs a first token there, unless they are there."""
+    return 0 if lists.weights(model, instance).there else _load_ppm(model, lists)
+
+
+def _load_ppm(model: ModelId, lists: DecodeView) -> int:
+    """A load takes a part of the TTFT, and with a chance of that part the first token is late by it."""
+    part_ppm = lists.reload_ppm(model)
+    return part_ppm * part_ppm // _PPM
+
+
+def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None) -> Pressure:
+    """Of the instances but the home the one under the least pressure when the model comes to it: its weights have to be
+    loaded, and where there is no room for them beside others', a part of those has to be loaded again."""
+    load_ppm, best = _load_ppm(model, lists), lists.by_pressure[0]
+    best_ppm: int | None = None
+    for each in lists.by_pressure:
+        if best_ppm is not None and each.load_ppm >= best_ppm:
+            break
+        there, lacking_ppm = lists.weights(model, each.instance)
+        cost_ppm = each.load_ppm + (0 if there else load_ppm) + load_ppm * lacking_ppm // _PPM
+        if each.instance != home and (best_ppm is None or cost_ppm < best_ppm):
+            best, best_ppm = each, cost_ppm
+    return best._replace(load_ppm=best.load_ppm if best_ppm is None else best_ppm)
 
 
 def _companion_by_ns(companion: Companion) -> int:

@@ -14,12 +14,13 @@ from typing import Final
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Work
+from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Weights, Work
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
 from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
+_PPM: Final = 1_000_000
 _GROWTH_NS: Final = NS_PER_S
 """How often requests are taken to have grown: by a token for each TBT that has passed, as in Prism's KV pressure."""
 
@@ -45,7 +46,8 @@ class _List:
     placed_bytes: int = 0
     held: defaultdict[ModelId, _Held] = field(default_factory=lambda: defaultdict(_Held))
     models: dict[RequestId, ModelId] = field(default_factory=dict)
-    placed: dict[ModelId, int] = field(default_factory=dict)  # and the bytes of its weights
+    placed: dict[ModelId, int] = field(default_factory=dict)  # in order of use, and the bytes of its weights
+    settled: dict[ModelId, None] = field(default_factory=dict)  # models whose last request went there
     active: ModelId | None = None
     last_token_ns: int = 0
 
@@ -143,6 +145,26 @@ class DecodeLists:
         self._update_pressure()
         return self._lists[instance].pressure.load_ppm
 
+    def reload_ppm(self, model: ModelId) -> int:
+        return self._demand_of(model, 0).loads_ppm
+
+    def weights(self, model: ModelId, instance: InstanceId) -> Weights:
+        self._update_pressure()
+        known, own_ppm = self._lists[instance], self._demand_of(model, 0).memory_ppm
+        placed, held = known.placed, known.of_models
+        own_bytes = max(self.weight_bytes(model), 1)
+        idle_bytes = sum([placed[other] for other in known.settled if other not in held and other != model])
+        wanted_ppm = known.demand.memory_ppm + own_ppm * idle_bytes // own_bytes + (0 if model in held else own_ppm)
+        there = model in held
+        if not there and model in placed:
+            used_ppm = known.demand.memory_ppm
+            for other in reversed(placed):
+                used_ppm += 0 if other in held else own_ppm * placed[other] // own_bytes
+                there = other == model and used_ppm <= _PPM
+                if there or used_ppm > _PPM:
+                    break
+        return Weights(there, _PPM * max(wanted_ppm - _PPM, 0) // max(wanted_ppm, 1))
+
     def placed_models(self, instance: InstanceId) -> PlacedModels:
         known = self._lists[instance]
         return PlacedModels(len(known.placed), known.placed_bytes)
@@ -230,7 +252,9 @@ class DecodeLists:
 
     def forget(self, model: ModelId) -> None:
         """The model is gone, and all its requests: one of that name that comes later is another one."""
-        self._home.pop(model, None)
+        home = self._home.pop(model, None)
+        if home is not None:
+            del self._lists[home].settled[model]
         for instance in self._active.pop(model, ()):
             self._lists[instance].active = None
         for instance in self._instances_of.pop(model, ()):
@@ -264,8 +288,8 @@ class DecodeLists:
         known = self._lists[instance]
         assert request not in known.models
         known.models[request] = work.model
-        self._home[work.model] = instance
         self._note_placed(known, work.model)
+        self._settle(known, work.model)
         held = known.held[work.model]
         held.requests[request] = work.tokens
         held.tokens += work.tokens
@@ -289,6 +313,16 @@ class DecodeLists:
         held.growing.pop(request, None)
         self._share(known, model, held)
         return True
+
+    def _settle(self, known: _List, model: ModelId) -> None:
+        """The model's last request went there."""
+        instance, before = known.length.instance, self._home.get(model)
+        known.placed[model] = known.placed.pop(model)
+        if before != instance:
+            if before is not None:
+                del self._lists[before].settled[model]
+            self._home[model] = instance
+            known.settled[model] = None
 
     def _note_placed(self, known: _List, model: ModelId) -> None:
         if model not in known.placed:

@@ -65,10 +65,11 @@ Effect = MoveModel | PlacesSet | Evict
 
 @dataclass(slots=True)
 class _Traffic:
-    """What came for a model, as it was sampled last."""
+    """What came for a model, as it was sampled last; `present` adds up its requests over time, in ns."""
 
     requests: int
     prompt_tokens: int
+    present: int
 
 
 class Placement:
@@ -168,32 +169,37 @@ class Placement:
         self, samples: Mapping[ModelId, ModelSample], instances: Mapping[InstanceId, InstanceView], now_ns: int
     ) -> PlacementView:
         """Averages over the window."""
-        traffic = {model: _Traffic(each.requests, each.prompt_tokens) for model, each in samples.items()}
-        self._window.append((now_ns, traffic))
-        while len(self._window) > 2 and now_ns - self._window[1][0] >= self._rules.window_ns:
-            self._window.popleft()
         requests = dict.fromkeys(samples, 0)
         for instance in instances.values():
             for load in instance.loads:
                 if load.model in samples:
                     requests[load.model] += load.requests
+        last_ns, last = self._window[-1] if self._window else (now_ns, {})
+        traffic = dict[ModelId, _Traffic]()
+        for model, each in samples.items():
+            present = last[model].present if model in last else 0
+            present += requests[model] * (now_ns - last_ns)
+            traffic[model] = _Traffic(each.requests, each.prompt_tokens, present)
+        self._window.append((now_ns, traffic))
+        while len(self._window) > 2 and now_ns - self._window[1][0] >= self._rules.window_ns:
+            self._window.popleft()
         self._note(samples, requests, now_ns)
         names = sorted(samples)
         return PlacementView(
             {name: instances[name] for name in sorted(instances)},
-            {model: self._model(samples[model], instances, requests[model], now_ns) for model in names},
+            {model: self._model(samples[model], instances, traffic[model].present, now_ns) for model in names},
         )
 
     def _model(
-        self, sample: ModelSample, instances: Mapping[InstanceId, InstanceView], requests: int, now_ns: int
+        self, sample: ModelSample, instances: Mapping[InstanceId, InstanceView], present: int, now_ns: int
     ) -> ModelView:
         since_ns, before = self._window[0][0], self._window[0][1].get(sample.model)
         spent_ns = max(now_ns - since_ns, 1)
         came, tokens = sample.requests, sample.prompt_tokens
         if before:
-            came, tokens = came - before.requests, tokens - before.prompt_tokens
+            came, tokens, present = came - before.requests, tokens - before.prompt_tokens, present - before.present
         prefill_ns = came * sample.job_ns + tokens * sample.million_tokens_ns // _PPM
-        decoding = requests * NS_PER_S / sample.tbt_ns
+        decoding = present * NS_PER_S / (spent_ns * sample.tbt_ns)
         return ModelView(
             model=sample.model,
             weight_bytes=sample.weight_bytes,

@@ -41,7 +41,7 @@ class ModelView(Struct, frozen=True):
     weight_bytes: int  # on each device
     token_bytes: int
     tbt_ns: int
-    tokens_per_s: float  # that its KV grows by: prompts of late, and a token every TBT of each request
+    tokens_per_s: float  # that its KV grows by of late: prompts, and a token every TBT of each request
     prefill_ppm: int  # of an instance's time, for its prompts
     places: tuple[InstanceId, ...]
 

@@ -21,8 +21,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
      that it is in itself: a turn that was given and taken back before its first run ends none, but where it was taken
      back for memory;
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
-     time, or for a prompt of a lower rank that fits in a piece. A pause is one run, and between two for one batch there
-     is a run of the turn;
+     time, or for a prompt that fits in a piece: one of a lower rank, or one that is still in time and has to begin
+     before the batch that keeps the turn. A pause is one run, and between two for one batch there is a run of the turn;
 (W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
      beside it takes longer than its time between two tokens or its gap target, but for a tenth beside a prompt that
      leaves the decode the largest share. Nobody waits while it runs there but the
@@ -98,13 +98,13 @@ class Watched:
         self.note(now_ns)
         plan, views = self.policy.plan(batches, now_ns), {batch.batch: batch for batch in batches}
         turns = [turn for turn in plan if not turn.pause]
-        self._check_pauses([turn for turn in plan if turn.pause], views, views[turns[0].batch], now_ns)
         by_ns = [_begin_by_ns(views[turn.batch]) for turn in turns]
         first = views[turns[0].batch]
         quotas = [(turn.quota_ns, views[turn.batch].prefill_ns) for turn in turns]
         self.quantum_ns = max(quota_ns - prefill_ns for quota_ns, prefill_ns in quotas if quota_ns is not None)
         if isinstance(self.policy, LeastSlack):
             self.shed_ns = round(len(batches) * (self.quantum_ns + 1) / self.policy.shed_share)
+        self._check_pauses([turn for turn in plan if turn.pause], views, views[turns[0].batch], now_ns)
         latest_ns = [_latest_ns(views[turn.batch], ns, self.shed_ns) for ns, turn in zip(by_ns, turns, strict=True)]
         keeps = first.turn_ns is not None and first.turn_ns < self.quantum_ns
         for at in range(int(keeps), len(turns)):
@@ -162,9 +162,15 @@ class Watched:
             else:
                 rank_ns, of_first_ns = batch.prompt_rank_ns, front.prompt_rank_ns
                 allowed = rank_ns is not None and of_first_ns is not None and rank_ns < of_first_ns
+                allowed = allowed or self._saves(batch, front, now_ns)
                 allowed = allowed and batch.prompt_ns <= front.gap_ns // 2
             if not allowed or not batch.there:
                 raise LawBroken(f"W6: {turn} pauses the turn of {front}")
+
+    def _saves(self, batch: BatchView, front: BatchView, now_ns: int) -> bool:
+        in_time = batch.first_due_ns is not None and now_ns + batch.prompt_ns <= batch.first_due_ns
+        sooner = _begin_by_ns(batch) - batch.change_ns <= _latest_ns(front, _begin_by_ns(front), self.shed_ns)
+        return in_time and sooner and front.turn_ns is not None
 
 
 def _begin_by_ns(batch: BatchView) -> int:

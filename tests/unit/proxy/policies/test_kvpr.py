@@ -51,6 +51,14 @@ def test_who_is_hardly_worse_off_stays() -> None:
     assert placed(pool, [model(0, 9.0, home=0), model(1, 8.0, home=1), model(2, 7.9, home=0)], 0.99) == {}
 
 
+def test_a_small_part_of_the_ratio_of_the_whole_pool_moves_nobody() -> None:
+    """Though a device without any load is better by all that there is here."""
+    pool = [instance(0), instance(1), instance(2)]
+    models = [model(0, 9.0, home=1), model(1, 0.2, home=0), model(2, 0.1, home=0)]
+    assert placed(pool, models, 0.1) == {}
+    assert placed(pool, models, 0.01) == {"m2": "mixed-2"}
+
+
 def test_models_that_nobody_asks_for_stay_where_they_are() -> None:
     assert placed([instance(0)], [model(0, 0.0)]) == {}
 

@@ -129,6 +129,15 @@ def test_rates_are_those_of_the_window() -> None:
     assert pool.policy.views[-1].models[A].tokens_per_s == 20
 
 
+def test_requests_are_averaged_over_the_window() -> None:
+    """A burst that is over, and one that has just begun: half of the time, a token every TBT of each of four."""
+    pool = Pool(window_ns=4 * NS_PER_S)
+    for requests in (4, 0, 0, 4, 4):
+        pool.loads = {ONE: (PlacedLoad(A, requests, 50, 0, 0, 0),) if requests else (), TWO: ()}
+        pool.look()
+    assert pool.policy.views[-1].models[A].tokens_per_s == 4 * 10 / 2
+
+
 def test_where_the_pool_is_not_known_nothing_is_decided() -> None:
     pool = Pool(MOVE)
     assert pool.core.on(PoolSampled((), ()), pool.now_ns) == [] and not pool.policy.views
