@@ -22,7 +22,7 @@ are finite; (5) asking changes nothing but what later requests are held to (`BAC
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -35,6 +35,7 @@ from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.pace import Pace
 from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
@@ -58,18 +59,27 @@ class Claim:
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
-def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
-    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
+def wait_ns(own: Claim, others: Sequence[Claim], stretch: float = 0.0) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. Streams there
+    wait `stretch` times as long as they should for their tokens: if that is more than once, all take so much of the
+    time."""
     density = own.density
-    before = [claim for claim in others if claim.density >= density]
+    longer, sheds = 1.0, True
+    if stretch > 1:
+        everything = own.demand
+        for claim in others:
+            everything = everything.instead(NOTHING, claim.demand)
+        longer = max(stretch * _PPM / max(everything.load_ppm, 1), 1.0)
+        sheds = everything.load_ppm > _PPM
+    before = [claim for claim in others if not sheds or claim.density >= density]
     together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
-    alone = own.demand.load_ppm / _PPM
-    wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
+    alone = longer * own.demand.load_ppm / _PPM
+    wanted, room = longer * together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
@@ -89,7 +99,9 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
+        chosen: Callable[[Work], InstanceId | None],
     ) -> None:
+        """`chosen` is the instance that the work would be placed on."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -98,6 +110,8 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
+        self._chosen = chosen
+        self._pace = Pace()
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
 
@@ -105,12 +119,17 @@ class Admission:
         if job.priority:
             self._more[instance, job.model] += worth_of(job.priority) - 1
 
-    def left(self, instance: InstanceId, job: Job) -> None:
+    def tokens(self, instance: InstanceId, job: Job, count: int, now_ns: int) -> None:
+        self._pace.tokens(instance, job.request, count, self._specs[job.model].slo, now_ns)
+
+    def left(self, instance: InstanceId, job: Job, now_ns: int) -> None:
+        self._pace.left(instance, job.request, now_ns)
         if job.priority:
             self._more[instance, job.model] -= worth_of(job.priority) - 1
 
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
+        self._pace.down(instance)
         self._drop([key for key in self._more if key[0] == instance])
 
     def forget(self, model: ModelId) -> None:
@@ -118,9 +137,9 @@ class Admission:
         self._refused.discard(model)
         self._drop([key for key in self._more if key[1] == model])
 
-    def late_ns(self, work: Work, priority: int) -> int | None:
+    def late_ns(self, work: Work, priority: int, now_ns: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
-        expected_ns = None if self._any_idle() else self.expected_ns(work, priority)
+        expected_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
         if expected_ns is None:
             self._refused.discard(work.model)
             return None
@@ -132,15 +151,21 @@ class Admission:
         self._refused.add(work.model)
         return expected_ns - limit_ns
 
-    def expected_ns(self, work: Work, priority: int = 0) -> int | None:
+    def expected_ns(self, work: Work, priority: int = 0, *, now_ns: int) -> int | None:
         """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
-        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
+        waits_ns = [self._wait_ns(work, priority, instance, now_ns) for instance in self._asked(work, now_ns)]
         if not self._prefills:
             return min(waits_ns, default=None) if self._mixed else None
         chosen = self._prefill_policy.place(work, self._prefills)
         return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
+
+    def _asked(self, work: Work, now_ns: int) -> Iterable[InstanceId]:
+        """Those that may serve it: where it would go if that is behind, for nobody helps; else, as estimates err and
+        models move, any."""
+        chosen = self._chosen(work) if self._decodes else None
+        return self._decodes.instances() if chosen is None or self._pace.stretch(chosen, now_ns) <= 1 else (chosen,)
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -154,7 +179,7 @@ class Admission:
             not self._decodes.batches(n) and not self._first_tokens.foreign_ns(n) for n in self._decodes.instances()
         )
 
-    def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
+    def _wait_ns(self, work: Work, priority: int, instance: InstanceId, now_ns: int) -> int:
         """Until its first token; where that comes from elsewhere, until its steps have room."""
         model, others = work.model, list[Claim]()
         requests, tokens, worth = 1, work.tokens, worth_of(priority) - 1
@@ -171,7 +196,8 @@ class Admission:
             latency, foreign_ns = self._latency[model], self._first_tokens.foreign_ns(instance)
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
-        return wait_ns(self._claim(instance, model, requests, tokens, prefill_ns, worth), others)
+        own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
+        return wait_ns(own, others, self._pace.stretch(instance, now_ns))
 
     def _claim(
         self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0

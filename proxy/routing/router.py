@@ -125,6 +125,7 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
+            self._chosen,
         )
         self._places = Places()
         self._moves = Moves()
@@ -351,6 +352,8 @@ class Router:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
+        if session.decode is not None:
+            self.admission.tokens(session.decode, session.job, len(tokens), self._now_ns)
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -573,7 +576,7 @@ class Router:
             self._prefills.remove(session.prefill, request)
         at = session.decode
         if at is not None and at in self._decodes and self._decodes.remove(at, request):
-            self.admission.left(at, session.job)
+            self.admission.left(at, session.job, self._now_ns)
 
     def _end(self, request: RequestId, step: Step, *, reason: FinishReason | None = None, message: str = "") -> None:
         session = self._sessions.pop(request)
