@@ -22,7 +22,7 @@ are finite; (5) asking changes nothing but what later requests are held to (`BAC
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -59,25 +59,19 @@ class Claim:
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
-def wait_ns(own: Claim, others: Sequence[Claim], stretch: float = 0.0) -> int:
-    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. Streams there
-    wait `stretch` times as long as they should for their tokens: if that is more than once, all take so much of the
-    time."""
+def wait_ns(own: Claim, others: Iterable[Claim], behind: float = 0.0) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. `behind`: how
+    many times its time everything there takes, where that was seen to be more than estimates say; who comes first is
+    not known then."""
     density = own.density
-    longer, sheds = 1.0, True
-    if stretch > 1:
-        everything = own.demand
-        for claim in others:
-            everything = everything.instead(NOTHING, claim.demand)
-        longer = max(stretch * _PPM / max(everything.load_ppm, 1), 1.0)
-        sheds = everything.load_ppm > _PPM
-    before = [claim for claim in others if not sheds or claim.density >= density]
+    before = [claim for claim in others if behind or claim.density >= density]
     together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    longer = behind * _PPM / max(together.load_ppm, 1) if behind else 1.0
     alone = longer * own.demand.load_ppm / _PPM
     wanted, room = longer * together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
@@ -162,10 +156,19 @@ class Admission:
         return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
 
     def _asked(self, work: Work, now_ns: int) -> Iterable[InstanceId]:
-        """Those that may serve it: where it would go if that is behind, for nobody helps; else, as estimates err and
-        models move, any."""
+        """The instances that may serve it: where it would go if that is behind, for nobody helps; else, as estimates
+        err and models move, any."""
         chosen = self._chosen(work) if self._decodes else None
-        return self._decodes.instances() if chosen is None or self._pace.stretch(chosen, now_ns) <= 1 else (chosen,)
+        return (chosen,) if chosen is not None and self._behind(chosen, now_ns) else self._decodes.instances()
+
+    def _behind(self, instance: InstanceId, now_ns: int) -> float:
+        """How many times its time the requests there want, the one that comes included, if more than all, although by
+        the estimates there is time for all of them; else 0. Those that wait for their first token want as much as those
+        that have it."""
+        if self._decodes.load_ppm(instance) > _PPM:
+            return 0.0  # it keeps the densest on time, and the others are behind
+        stretch = self._pace.stretch(instance, now_ns)
+        return stretch if stretch > 1 else 0.0
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -197,7 +200,7 @@ class Admission:
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
         own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
-        return wait_ns(own, others, self._pace.stretch(instance, now_ns))
+        return wait_ns(own, others, self._behind(instance, now_ns))
 
     def _claim(
         self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0
