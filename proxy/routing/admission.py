@@ -9,13 +9,16 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
     is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
+(4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates there
+    is time for all, everything takes longer than they say, and as the instance knows of nobody whom it should put off,
+    all come before who is new: it waits until there is time for all (2), and for all prefills.
 
-It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is
+It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model has been refused, its next request is
 taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
 or ends.
 
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
-want no more than its time; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
+want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
 are finite; (5) asking changes nothing but what later requests are held to (`BACK_SHARE`).
 """
 
@@ -59,25 +62,32 @@ class Claim:
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
-def wait_ns(own: Claim, others: Iterable[Claim], behind: float = 0.0) -> int:
-    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. `behind`: how
-    many times its time everything there takes, where that was seen to be more than estimates say; who comes first is
-    not known then."""
+def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
     density = own.density
-    before = [claim for claim in others if behind or claim.density >= density]
+    before = [claim for claim in others if claim.density >= density]
     together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
     for claim in before:
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
-    longer = behind * _PPM / max(together.load_ppm, 1) if behind else 1.0
-    alone = longer * own.demand.load_ppm / _PPM
-    wanted, room = longer * together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
+    alone = own.demand.load_ppm / _PPM
+    wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
     return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
+
+
+def wait_behind_ns(own: Claim, others: Iterable[Claim], stretch: float) -> int:
+    """The same where all that is there, its own model's requests too, takes `stretch` times the time there is."""
+    prefill_ns, steps_ppm, weighed_ns = 0, 0, 0
+    for claim in (own, *others):
+        prefill_ns += claim.prefill_ns
+        steps_ppm += claim.demand.steps_ppm
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    return round(ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(stretch) + prefill_ns)
 
 
 class Admission:
@@ -167,8 +177,8 @@ class Admission:
         that have it."""
         if self._decodes.load_ppm(instance) > _PPM:
             return 0.0  # it keeps the densest on time, and the others are behind
-        stretch = self._pace.stretch(instance, now_ns)
-        return stretch if stretch > 1 else 0.0
+        requests = sum([load.requests for load in self._decodes.own(instance)])
+        return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -200,7 +210,8 @@ class Admission:
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + foreign_ns + switch_ns + latency.prefill_ns(work.tokens)
         own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
-        return wait_ns(own, others, self._behind(instance, now_ns))
+        stretch = self._behind(instance, now_ns)
+        return wait_behind_ns(own, others, stretch) if stretch else wait_ns(own, others)
 
     def _claim(
         self, instance: InstanceId, model: ModelId, requests: int, tokens: int, prefill_ns: int, more: float = 0.0

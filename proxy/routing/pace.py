@@ -83,10 +83,18 @@ class Pace:
     def down(self, instance: InstanceId) -> None:
         self._paced.pop(instance, None)
 
-    def stretch(self, instance: InstanceId, now_ns: int) -> float:
-        """How many times as long as they should streams there wait for tokens; no more than 1 where they need not."""
+    def stretch(self, instance: InstanceId, now_ns: int, coming: int = 0) -> float:
+        """How many times as fast as tokens came from there they were wanted, and are wanted now; `coming` requests want
+        as much as those that stream, but had no token yet. 0 where neither is more than all."""
         paced = self._paced.get(instance)
         if paced is None or not paced.streams:
             return 0.0
         paced.until(now_ns)
-        return sum(paced.wanted) / max(sum(paced.made), 1)
+        made = max(sum(paced.made), 1)
+        now = paced.rate * (now_ns - paced.window_ns + paced.length_ns)
+        stretch = min(sum(paced.wanted), now) / made
+        return stretch * (1 + coming / len(paced.streams)) if stretch > 1 else 0.0
+
+    def streams(self, instance: InstanceId) -> int:
+        paced = self._paced.get(instance)
+        return len(paced.streams) if paced else 0
