@@ -27,7 +27,7 @@ from aegis.core.views import Work
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.requests import Metrics
-from aegis.telemetry.metrics.scrape import Family, scrape
+from aegis.telemetry.metrics.scrape import Family, in_slices, scrape
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import REFUSED
 from aegis.telemetry.registration import RegisteringModel
@@ -284,7 +284,7 @@ class Proxy:
                 raise AssertionError(f"not for a proxy: {message}")
 
     async def scrape(self) -> tuple[Family, ...]:
-        return await asyncio.to_thread(scrape, self._metrics.registry)
+        return await in_slices(scrape(self._metrics.registry))
 
     def report(self) -> ProxyReport:
         """The report that the other proxies get a few times a second, if there are any."""

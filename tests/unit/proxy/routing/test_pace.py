@@ -27,7 +27,7 @@ def test_streams_are_as_far_behind_as_tokens_come_late() -> None:
     assert paced(SLO.tbt_ns // 2, 1, 2).stretch(HERE, LONG_NS) == 0
     for times in (2, 4):
         found = paced(times * SLO.tbt_ns, 1, 2).stretch(HERE, LONG_NS)
-        assert found == pytest.approx(times, rel=0.15)
+        assert found == pytest.approx(times, rel=0.2)
 
 
 def test_those_who_wait_for_a_first_token_want_as_much() -> None:
@@ -45,7 +45,7 @@ def test_streams_that_have_just_begun_are_not_behind() -> None:
 
 
 def test_where_streams_have_left_nobody_is_behind() -> None:
-    pace = paced(2 * SLO.tbt_ns, 1, 2, 3)
+    pace = paced(4 * SLO.tbt_ns, 1, 2, 3)
     for request in (1, 2, 3):
         before = pace.stretch(HERE, LONG_NS)
         pace.left(HERE, RequestId(request), LONG_NS)

@@ -27,14 +27,14 @@ def served(*requests: tuple[str, int]) -> Metrics:
 
 
 def test_that_of_one_is_what_it_shows_itself() -> None:
-    registry = served(("a", 1), ("b", 4)).registry
-    assert exposition(total([scrape(registry)])) == generate_latest(registry)
+    registry = served(("a", 1), ('"b\\\n', 4)).registry
+    assert b"".join(exposition(total([scrape(registry)]))) == generate_latest(registry)
 
 
 def test_those_of_two_are_what_one_would_have_shown() -> None:
     parts = served(("a", 1), ("b", 4)), served(("a", 3), ("c", 1))
     whole = served(("a", 1), ("b", 4), ("a", 3), ("c", 1)).registry
-    both = exposition(total(scrape(part.registry) for part in parts))
+    both = b"".join(exposition(total(scrape(part.registry) for part in parts)))
     assert sorted(both.splitlines()) == sorted(generate_latest(whole).splitlines())
 
 
@@ -44,4 +44,4 @@ def test_what_was_counted_lasts_and_what_was_going_on_does_not() -> None:
     lost = {name: value for family in lasting(scrape(metrics.registry)) for name, _, value in family.samples}
     assert "aegis:num_requests_waiting" not in lost
     assert (lost["aegis:prompt_tokens_total"], lost["aegis:slo_attainment_ratio"]) == (9, 0.5)
-    assert scrape(served().registry) == total([scrape(served().registry)])
+    assert tuple(scrape(served().registry)) == total([scrape(served().registry)])
