@@ -27,7 +27,9 @@ def served(options: Sequence[str], *, remembers: bool = True) -> Iterator[str]:
     by default. It is ended afterwards. Raises UserError, with its last words, where it does not come up."""
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
     with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
-        process = subprocess.Popen(command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             yield _address(process, Path(log.name))
         finally:

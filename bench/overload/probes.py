@@ -51,25 +51,33 @@ def waits(seconds: Sequence[float]) -> Waits:
 
 @dataclass(slots=True)
 class Watched:
-    """In seconds and bytes. `memory` is the sum over all processes, memory that several share counted once."""
-
     health_s: list[float] = field(default_factory=list)
     metrics_s: list[float] = field(default_factory=list)
     cancels_s: list[float] = field(default_factory=list)
-    memory: list[int] = field(default_factory=list)
+    memory: list[Held] = field(default_factory=list)
 
 
-def memory_of(root: int) -> int:
-    """The memory that a process and all below it hold: each page once, in equal parts of those who share it."""
-    return sum(map(_proportional_bytes, family(root)))
+class Held(Struct, frozen=True):
+    """The memory of all processes of a server. What is `shared`, weights, KV and device memory, is bounded by options;
+    the rest is `own`. Each page counts once, in equal parts of those who share it."""
+
+    own: int
+    shared: int
 
 
-def _proportional_bytes(pid: int) -> int:
+def memory_of(root: int) -> Held:
+    """Of a process and all below it."""
+    parts = [_parts(pid) for pid in family(root)]
+    return Held(sum(own for own, _ in parts), sum(shared for _, shared in parts))
+
+
+def _parts(pid: int) -> tuple[int, int]:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+        return 0, 0
+    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines[1:])}
+    return (kib["Pss"] - kib["Pss_Shmem"]) << 10, kib["Pss_Shmem"] << 10
 
 
 @asynccontextmanager
@@ -111,7 +119,7 @@ async def _get(session: aiohttp.ClientSession, url: str, took_s: list[float]) ->
     took_s.append(time.monotonic() - began_s)
 
 
-async def _weigh(root: int, memory: list[int]) -> None:
+async def _weigh(root: int, memory: list[Held]) -> None:
     memory.append(await asyncio.to_thread(memory_of, root))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from bench.common import machine, result_files
 from bench.common.processes import children, cpu_s
 from bench.common.served import served
 from bench.overload.load import Load, Saw, begun, seen
-from bench.overload.probes import Waits, memory_of, waits, watching
+from bench.overload.probes import Held, Waits, memory_of, waits, watching
 
 MEMORY = "48MiB"
 TTFT_S, TBT_S = 2.0, 0.1
@@ -32,7 +32,7 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 HELD_SHARE = 0.9  # of the peak, at the largest multiple
 ANSWER_MS_MAX = 100.0
 MEMORY_TIMES_MAX = 1.25
-"""What its processes may hold at most under load, beside what they hold when they have served each model."""
+"""What its processes may have of their own at the largest multiple, beside what they had before the first one."""
 
 CONTENDERS = {
     "least-slack": ("--policy", "least-slack"),
@@ -68,8 +68,8 @@ class Setting:
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A policy under so many times the load. Bytes are of all processes of the server: once each model was served,
-    at most while it was loaded, and two seconds after. `server_cpu` is the cores that they took."""
+    """A policy under so many times the load. Memory is that of all processes of the server: before, the most of
+    either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took."""
 
     contender: str
     factor: float
@@ -78,9 +78,9 @@ class Run(Struct, frozen=True, kw_only=True):
     health: Waits
     metrics: Waits
     cancels: Waits
-    start_bytes: int
-    peak_bytes: int
-    after_bytes: int
+    start: Held
+    peak: Held
+    after: Held
     server_cpu: float
 
 
@@ -145,9 +145,9 @@ def missed(runs: Sequence[Run]) -> Iterator[str]:
             if found.longest_ms > ANSWER_MS_MAX:
                 longest = f"{found.longest_ms:.0f} ms, p99 {found.p99_ms:.0f} ms"
                 yield f"{name}: {what} took up to {longest} at {most.factor:g} ×, at most {ANSWER_MS_MAX:g} ms"
-        grown = most.peak_bytes / most.start_bytes if most.start_bytes else 1.0
+        grown = most.peak.own / own[0].start.own
         if grown > MEMORY_TIMES_MAX:
-            yield f"{name}: memory grew to {grown:.2f} × at {most.factor:g} ×, at most {MEMORY_TIMES_MAX:g}"
+            yield f"{name}: memory besides weights and KV grew to {grown:.2f} ×, at most {MEMORY_TIMES_MAX:g}"
 
 
 # --- servers and loads ------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ async def _offer(url: str, rps: float, seconds: float, setting: Setting) -> Saw:
 
 async def _watched(setting: Setting, name: str, factor: float, rps: float, url: str, root: int) -> Run:
     models = [each["id"] for each in AdminClient(url).models()]
-    start_bytes, used_s = memory_of(root), cpu_s(root)
+    start, used_s = memory_of(root), cpu_s(root)
     timeout = aiohttp.ClientTimeout(total=_WAIT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         clients = await begun(_load(url, rps, setting.seconds, setting))
@@ -227,9 +227,12 @@ async def _watched(setting: Setting, name: str, factor: float, rps: float, url: 
         health=waits(watched.health_s),
         metrics=waits(watched.metrics_s),
         cancels=waits(watched.cancels_s),
-        start_bytes=start_bytes,
-        peak_bytes=max(watched.memory, default=start_bytes),
-        after_bytes=memory_of(root),
+        start=start,
+        peak=Held(
+            max([start.own, *(held.own for held in watched.memory)]),
+            max([start.shared, *(held.shared for held in watched.memory)]),
+        ),
+        after=memory_of(root),
         server_cpu=server_cpu,
     )
 
@@ -245,7 +248,7 @@ async def _quiet(url: str) -> None:
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
-_COLUMNS = {
+_COLUMNS: Mapping[str, Callable[[Run], str]] = {
     "policy": lambda each: each.contender,
     "load": lambda each: f"{each.factor:g} ×",
     "tokens/s": lambda each: f"{each.saw.tokens_per_s:.0f}",
@@ -258,7 +261,8 @@ _COLUMNS = {
     "/health": lambda each: _shown(each.health),
     "/metrics": lambda each: _shown(each.metrics),
     "cancels": lambda each: _shown(each.cancels),
-    "MiB": lambda each: "/".join(f"{b >> 20}" for b in (each.start_bytes, each.peak_bytes, each.after_bytes)),
+    "own, MiB": lambda each: " ".join(f"{held.own >> 20}" for held in (each.start, each.peak, each.after)),
+    "shared, MiB": lambda each: " ".join(f"{held.shared >> 20}" for held in (each.start, each.peak, each.after)),
     "clients": lambda each: f"{each.saw.cpu_share:.0%}",
     "server": lambda each: f"{each.server_cpu:.2f} cores",
 }

@@ -6,7 +6,6 @@ one object of one event loop: the core's decisions on an event are performed bef
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol

@@ -13,13 +13,14 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
     is time for all, everything takes longer than they say, and as the instance knows of nobody whom it should put off,
     all come before who is new: it waits until there is time for all (2), and for all prefills.
 
-It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model has been refused, its next request is
-taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
-or ends.
+It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
+has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
+change with every request that comes or ends.
 
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
-want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
-are finite; (5) asking changes nothing but what later requests are held to (`BACK_SHARE`).
+want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before
+it never make a wait shorter; (4) waits are finite; (5) asking changes nothing but what later requests are held to
+(`BACK_SHARE`).
 """
 
 from __future__ import annotations
