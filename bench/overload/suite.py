@@ -14,7 +14,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from rich.console import Console
 from rich.table import Table
 
@@ -34,9 +34,10 @@ ANSWER_MS_MAX = 100.0
 MEMORY_TIMES_MAX = 1.25
 """What its processes may have of their own at the largest multiple, beside what they had before the first one."""
 
+OURS = "least-slack"
 CONTENDERS = {
-    "least-slack": ("--policy", "least-slack"),
-    "least-slack, refusing": ("--policy", "least-slack", "--refuse-late"),
+    OURS: ("--policy", OURS),
+    f"{OURS}, refusing": ("--policy", OURS, "--refuse-late"),
     "serverlessllm": ("--policy", "serverlessllm"),
 }
 
@@ -69,7 +70,8 @@ class Setting:
 
 class Run(Struct, frozen=True, kw_only=True):
     """A policy under so many times the load. Memory is that of all processes of the server: before, the most of
-    either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took."""
+    either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took.
+    `missed` are bars, and how."""
 
     contender: str
     factor: float
@@ -82,6 +84,7 @@ class Run(Struct, frozen=True, kw_only=True):
     peak: Held
     after: Held
     server_cpu: float
+    missed: dict[str, str] = {}
 
 
 class Searched(Struct, frozen=True):
@@ -96,7 +99,6 @@ class Result(Struct, frozen=True, kw_only=True):
     seed: int
     searched: list[Searched]
     runs: list[Run]
-    failures: list[str]
 
 
 def run(setting: Setting, file: Path | None) -> Result:
@@ -107,7 +109,7 @@ def run(setting: Setting, file: Path | None) -> Result:
     if unknown:
         raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(CONTENDERS)}")
     rps, searched = (setting.rps, []) if setting.rps else _search(setting)
-    runs = [each for name in setting.contenders for each in _serve(setting, name, rps)]
+    runs = judged([each for name in setting.contenders for each in _serve(setting, name, rps)])
     result = Result(
         machine=machine.describe(),
         seconds=setting.seconds,
@@ -115,10 +117,9 @@ def run(setting: Setting, file: Path | None) -> Result:
         seed=setting.seed,
         searched=searched,
         runs=runs,
-        failures=list(missed(runs)),
     )
     Console(markup=False, highlight=False, width=200).print(_table(result))
-    print(*result.failures, sep="\n")
+    print(*[f"{each.contender} at {each.factor:g} ×: {how}" for each in runs for how in each.missed.values()], sep="\n")
     if file is not None:
         result_files.write_json(file, msgspec.to_builtins(result))
     return result
@@ -131,23 +132,30 @@ def held(runs: Sequence[Run], name: str) -> float | None:
     return max(own, key=lambda each: each.factor).saw.good_tokens_per_s / peak if peak else None
 
 
-def missed(runs: Sequence[Run]) -> Iterator[str]:
-    """The bars that were missed, each in a line; they are for `least-slack`, refusing or not."""
-    for name in CONTENDERS:
-        own = [each for each in runs if each.contender == name]
-        share = held(runs, name)
-        if not name.startswith("least-slack") or share is None:
-            continue
-        most = max(own, key=lambda each: each.factor)
-        if share < HELD_SHARE:
-            yield f"{name}: goodput at {most.factor:g} × is {share:.2f} of its peak, at least {HELD_SHARE:g}"
-        for what, found in (("/health", most.health), ("/metrics", most.metrics), ("cancels", most.cancels)):
-            if found.longest_ms > ANSWER_MS_MAX:
-                longest = f"{found.longest_ms:.0f} ms, p99 {found.p99_ms:.0f} ms"
-                yield f"{name}: {what} took up to {longest} at {most.factor:g} ×, at most {ANSWER_MS_MAX:g} ms"
-        grown = most.peak.own / own[0].start.own
-        if grown > MEMORY_TIMES_MAX:
-            yield f"{name}: memory besides weights and KV grew to {grown:.2f} ×, at most {MEMORY_TIMES_MAX:g}"
+def judged(runs: Sequence[Run]) -> list[Run]:
+    """With the bars that each missed: they are for `least-slack`, refusing or not, at the largest multiple."""
+    most = {each.contender: each.factor for each in sorted(runs, key=lambda each: each.factor)}
+    first = {each.contender: each for each in reversed(runs)}
+    return [
+        structs.replace(each, missed=dict(_missed(each, first[each.contender], held(runs, each.contender))))
+        if each.contender.startswith(OURS) and each.factor == most[each.contender]
+        else each
+        for each in runs
+    ]
+
+
+def _missed(most: Run, first: Run, share: float | None) -> Iterator[tuple[str, str]]:
+    """Each bar that was, and how."""
+    if share is not None and share < HELD_SHARE:
+        yield "goodput", f"goodput is {share:.2f} of the peak, at least {HELD_SHARE:g}"
+    for what in ("health", "metrics", "cancels"):
+        found: Waits = getattr(most, what)
+        if found.longest_ms > ANSWER_MS_MAX:
+            longest = f"{found.longest_ms:.0f} ms, p99 {found.p99_ms:.0f} ms"
+            yield what, f"{what} took up to {longest}, at most {ANSWER_MS_MAX:g} ms"
+    grown = most.peak.own / first.start.own
+    if grown > MEMORY_TIMES_MAX:
+        yield "memory", f"memory besides weights and KV grew to {grown:.2f} ×, at most {MEMORY_TIMES_MAX:g}"
 
 
 # --- servers and loads ------------------------------------------------------------------------------------------------
