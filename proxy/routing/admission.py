@@ -10,7 +10,7 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
     is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
 (4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
-    there is time for all, everything takes longer than they say. As the instance knows of nobody whom it should put off,
+    there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
     all come before who is new: it waits until there is time for all (2), and for all prefills.
 
 It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
