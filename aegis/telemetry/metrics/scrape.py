@@ -37,15 +37,15 @@ def scrape(registry: CollectorRegistry) -> Iterator[Family]:
         yield Family(metric.name, metric.documentation, metric.type, samples)
 
 
-async def in_slices(parts: Iterable[T]) -> tuple[T, ...]:
+async def in_slices(parts: Iterable[T], *, slice_ns: int = _SLICE_NS) -> tuple[T, ...]:
     """All of them, on the loop of those who serve, which go on in between. A thread would take longer, and they as
     well: each of the two would wait for the interpreter whenever the other has it."""
-    found, until_ns = list[T](), time.monotonic_ns() + _SLICE_NS
+    found, until_ns = list[T](), time.monotonic_ns() + slice_ns
     for part in parts:
         found.append(part)
         if time.monotonic_ns() >= until_ns:
             await asyncio.sleep(0)
-            until_ns = time.monotonic_ns() + _SLICE_NS
+            until_ns = time.monotonic_ns() + slice_ns
     return tuple(found)
 
 

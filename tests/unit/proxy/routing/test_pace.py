@@ -41,7 +41,7 @@ def test_streams_that_have_just_begun_are_not_behind() -> None:
     for request in range(2, 40):
         pace.tokens(HERE, RequestId(request), 1, SLO, LONG_NS)
     assert pace.stretch(HERE, LONG_NS + SLO.tbt_ns) == 0
-    assert pace.stretch(HERE, LONG_NS + 3 * SLO.ttft_ns) > 1, "but they are once nothing has come for long"
+    assert pace.stretch(HERE, LONG_NS + 3 * SLO.ttft_ns) > 100, "but they are once nothing has come for long"
 
 
 def test_where_streams_have_left_nobody_is_behind() -> None:
