@@ -37,7 +37,7 @@ def overload(
     run(
         Setting(
             seconds=3 if tiny else seconds,
-            search_s=3 if tiny else max(seconds / 2, 2),
+            search_s=3 if tiny else seconds,
             lead_s=1 if tiny else 5,
             seed=seed,
             rps=rps,
