@@ -10,7 +10,7 @@ _OLD = 100  # of these before all is
 
 
 def collect_seldom() -> None:
-    """Objects that are alive now are never examined again, later ones 30 times as seldom.
+    """Objects that are alive now are never examined again, all of the later ones 30 times as seldom.
 
     Hardly anything here is cyclic, and an examination of all live objects stops a process for up to a quarter of a
     second: that makes tokens late.
