@@ -273,6 +273,11 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
+    "live overload: goodput": "KV of so many does not fit, and prompts take a third of the time: turns know of neither",
+    "live overload: health": "a search for cyclic garbage; it is shorter since",
+    "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
+    "live overload: cancels": "the loop has to wait for a core, and searched for cyclic garbage",
+    "live overload: memory": "the heaps of the instances' processes grow with the requests that they have had",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
