@@ -64,6 +64,7 @@ COMPILED = (
     "proxy/routing/prefill_queues.py",
     "proxy/routing/demand.py",
     "proxy/routing/moves.py",
+    "proxy/routing/pace.py",
     "proxy/routing/router.py",
     "proxy/routing/sessions.py",
 )

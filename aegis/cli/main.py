@@ -40,6 +40,7 @@ from bench.lab.commands import (
     bench_token_path,
 )
 from bench.lab.proxy.command import proxy
+from bench.overload.command import overload
 from bench.plan.command import plan
 from bench.report.command import report, timeline
 from bench.rivals.command import rivals
@@ -140,6 +141,7 @@ bench.command("serve")(serve)
 bench.command("compare")(compare)
 bench.command("interference")(interference)
 bench.command("rivals")(rivals)
+bench.command("overload")(overload)
 bench.command("fidelity")(fidelity)
 bench.command("figures")(figures)
 bench.command("report")(report)

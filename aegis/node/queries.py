@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import msgspec
@@ -14,7 +13,7 @@ from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport, report_device, report_host_kv, report_model_cache
-from aegis.telemetry.metrics.scrape import exposition, scrape, total
+from aegis.telemetry.metrics.scrape import exposition, in_slices, scrape, total
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
@@ -61,7 +60,8 @@ class NodeQueries:
 
     async def metrics(self) -> bytes:
         scrapes = await self._node.proxies.scrapes()
-        return await asyncio.to_thread(lambda: exposition(total([scrape(self._node.metrics.registry), *scrapes])))
+        own = await in_slices(scrape(self._node.metrics.registry))
+        return b"".join(await in_slices(exposition(total([own, *scrapes]))))
 
     async def spans(self, since: int) -> tuple[list[Span], int]:
         return self._node.history.spans.since(since), self._node.history.spans.next

@@ -226,7 +226,7 @@ class SimMarket:
             sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
         job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
         work = Work(job.model, len(prompt))
-        if self._refuses_late and self._core.admission.late_ns(work, job.priority) is not None:
+        if self._refuses_late and self._core.admission.late_ns(work, job.priority, job.arrival_ns) is not None:
             self._refused(job, wanted.output_tokens)
             self._next(arrivals)
             return

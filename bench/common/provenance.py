@@ -65,6 +65,7 @@ DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "metadata": (*_SERVER, "aegis/metadata", "bench/lab/metadata.py"),
     **dict.fromkeys(("mux_conversation", "mux_loogle", "mux_openthoughts", "mux_sharegpt", "mux_tool_agent"), _GOODPUT),
     "overload": (*_SIMULATION, "bench/simulate/overload"),
+    "overload_live": (*_SERVER, "bench/overload", "bench/serve", "bench/workloads"),
     "prefix": (*_SERVER, "bench/lab/prefix_reuse.py"),
     **dict.fromkeys(("prism_ablation", "prism_fig10", "prism_fig5", "prism_fig6", "prism_fig7", "prism_fig9"), _PRISM),
     "prompts": (*_SERVER, "bench/lab/prompts.py"),

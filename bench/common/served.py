@@ -22,12 +22,14 @@ _KEPT = {"AEGIS_TELEMETRY_SPANS": "2000000", "AEGIS_TELEMETRY_RECORDS": "500000"
 
 
 @contextmanager
-def served(options: Sequence[str]) -> Iterator[str]:
-    """The address of a server that was launched with these options, which remembers all it does. It is ended
-    afterwards. Raises UserError, with its last words, where it does not come up."""
+def served(options: Sequence[str], *, remembers: bool = True) -> Iterator[str]:
+    """The address of a server that was launched with these options; it remembers all it does, or as much as servers do
+    by default. It is ended afterwards. Raises UserError, with its last words, where it does not come up."""
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
     with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
-        process = subprocess.Popen(command, env=os.environ | _KEPT, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT
+        )
         try:
             yield _address(process, Path(log.name))
         finally:

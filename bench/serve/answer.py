@@ -15,7 +15,12 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class RequestFailed(Exception):
-    """A request that did not end as it should; the reason is one line."""
+    """A request that did not end as it should; the reason is one line. `status` is that of HTTP, where it was no
+    200."""
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class _Usage(Struct, frozen=True):

@@ -43,14 +43,14 @@ class Client:
                 self._url, data=body, headers={"Content-Type": "application/json"}
             ) as response:
                 if response.status != 200:
-                    raise RequestFailed(f"HTTP {response.status}: {await _reason(response)}")
+                    raise RequestFailed(f"HTTP {response.status}: {await _reason(response)}", response.status)
                 if response.content_type != "text/event-stream":
                     raise RequestFailed(f"the answer is {response.content_type}, no event stream")
                 async for data in response.content.iter_any():
                     answer.feed(data, now_ns())
             answer.ended()
         except RequestFailed as error:
-            raise RequestFailed(self._line(str(error))) from None
+            raise RequestFailed(self._line(str(error)), error.status) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise RequestFailed(_broken(error)) from None
 

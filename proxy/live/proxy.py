@@ -6,7 +6,6 @@ one object of one event loop: the core's decisions on an event are performed bef
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -27,7 +26,7 @@ from aegis.core.views import Work
 from aegis.telemetry.decisions import DecisionLog
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.requests import Metrics
-from aegis.telemetry.metrics.scrape import Family, scrape
+from aegis.telemetry.metrics.scrape import Family, in_slices, scrape
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.records import REFUSED
 from aegis.telemetry.registration import RegisteringModel
@@ -202,7 +201,7 @@ class Proxy:
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
         slo = served.spec.slo
         if self._refuses_late and not (sent or first_choice or among):  # what was begun goes on
-            late_ns = self._core.admission.late_ns(Work(model, len(prompt)), ranked)
+            late_ns = self._core.admission.late_ns(Work(model, len(prompt)), ranked, now_ns)
             if late_ns is not None:
                 log, tokens = self._history.requests, sampling.max_tokens
                 log.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=tokens)
@@ -284,7 +283,7 @@ class Proxy:
                 raise AssertionError(f"not for a proxy: {message}")
 
     async def scrape(self) -> tuple[Family, ...]:
-        return await asyncio.to_thread(scrape, self._metrics.registry)
+        return await in_slices(scrape(self._metrics.registry))
 
     def report(self) -> ProxyReport:
         """The report that the other proxies get a few times a second, if there are any."""

@@ -9,14 +9,18 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
     is room for its model's steps beside theirs, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
+(4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
+    there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
+    all come before who is new: it waits until there is time for all (2), and for all prefills.
 
-It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is
-taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes
-or ends.
+It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
+has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
+change with every request that comes or ends.
 
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
-want no more than its time; (3) of models with equal SLOs, more that come before it never make a wait shorter; (4) waits
-are finite; (5) asking changes nothing but what later requests are held to (`BACK_SHARE`).
+want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before
+it never make a wait shorter; (4) waits are finite; (5) asking changes nothing but what later requests are held to
+(`BACK_SHARE`).
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
 from proxy.routing.first_tokens import FirstTokens
+from proxy.routing.pace import Pace
 from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
@@ -79,6 +84,16 @@ def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
     return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
 
 
+def wait_behind_ns(own: Claim, others: Iterable[Claim], stretch: float) -> int:
+    """The same where all that is there, its own model's requests too, takes `stretch` times the time there is."""
+    prefill_ns, steps_ppm, weighed_ns = 0, 0, 0
+    for claim in (own, *others):
+        prefill_ns += claim.prefill_ns
+        steps_ppm += claim.demand.steps_ppm
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    return round(ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(stretch) + prefill_ns)
+
+
 class Admission:
     """Of one proxy. It looks at what its router keeps, and counts only the worth of priorities itself."""
 
@@ -92,7 +107,9 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
+        chosen: Callable[[Work], InstanceId | None],
     ) -> None:
+        """`chosen` is the instance that the work would be placed on."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -101,6 +118,8 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
+        self._chosen = chosen
+        self._pace = Pace()
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
 
@@ -108,7 +127,11 @@ class Admission:
         if job.priority:
             self._more[instance, job.model] += worth_of(job.priority) - 1
 
-    def left(self, instance: InstanceId, job: Job) -> None:
+    def tokens(self, instance: InstanceId, job: Job, count: int, now_ns: int) -> None:
+        self._pace.tokens(instance, job.request, count, self._specs[job.model].slo, now_ns)
+
+    def left(self, instance: InstanceId, job: Job, now_ns: int) -> None:
+        self._pace.left(instance, job.request, now_ns)
         if job.priority:
             self._more[instance, job.model] -= worth_of(job.priority) - 1
 
@@ -126,6 +149,7 @@ class Admission:
 
     def down(self, instance: InstanceId) -> None:
         """It is gone, with all that was there."""
+        self._pace.down(instance)
         self._drop([key for key in self._more if key[0] == instance])
 
     def forget(self, model: ModelId) -> None:
@@ -133,9 +157,9 @@ class Admission:
         self._refused.discard(model)
         self._drop([key for key in self._more if key[1] == model])
 
-    def late_ns(self, work: Work, priority: int) -> int | None:
+    def late_ns(self, work: Work, priority: int, now_ns: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
-        expected_ns = None if self._any_idle() else self.expected_ns(work, priority)
+        expected_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
         if expected_ns is None:
             self._refused.discard(work.model)
             return None
@@ -147,15 +171,30 @@ class Admission:
         self._refused.add(work.model)
         return expected_ns - limit_ns
 
-    def expected_ns(self, work: Work, priority: int = 0) -> int | None:
+    def expected_ns(self, work: Work, priority: int = 0, *, now_ns: int) -> int | None:
         """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
-        waits_ns = [self._wait_ns(work, priority, instance) for instance in self._decodes.instances()]
+        waits_ns = [self._wait_ns(work, priority, instance, now_ns) for instance in self._asked(work, now_ns)]
         if not self._prefills:
             return min(waits_ns, default=None) if self._mixed else None
         chosen = self._prefill_policy.place(work, self._prefills)
         return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
+
+    def _asked(self, work: Work, now_ns: int) -> Iterable[InstanceId]:
+        """The instances that may serve it: where it would go if that is behind, for nobody helps; else, as estimates
+        err and models move, any."""
+        chosen = self._chosen(work) if self._decodes else None
+        return (chosen,) if chosen is not None and self._behind(chosen, now_ns) else self._decodes.instances()
+
+    def _behind(self, instance: InstanceId, now_ns: int) -> float:
+        """How many times its time the requests there want, the one that comes included, if more than all, although by
+        the estimates there is time for all of them; else 0. Those that wait for their first token want as much as those
+        that have it."""
+        if self._decodes.load_ppm(instance) > _PPM:
+            return 0.0  # it keeps the densest on time, and the others are behind
+        requests = sum([load.requests for load in self._decodes.own(instance)])
+        return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -169,7 +208,7 @@ class Admission:
             not self._decodes.batches(n) and not self._first_tokens.foreign_ns(n) for n in self._decodes.instances()
         )
 
-    def _wait_ns(self, work: Work, priority: int, instance: InstanceId) -> int:
+    def _wait_ns(self, work: Work, priority: int, instance: InstanceId, now_ns: int) -> int:
         """Until its first token; where that comes from elsewhere, until its steps have room."""
         model, others = work.model, list[Claim]()
         requests, tokens, worth = 1, work.tokens, worth_of(priority) - 1
@@ -188,7 +227,9 @@ class Admission:
             latency = self._latency[model]
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + switch_ns + latency.prefill_ns(work.tokens)
-        return wait_ns(self._claim(instance, model, requests, tokens, prefill_ns, worth), others)
+        own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
+        stretch = self._behind(instance, now_ns)
+        return wait_behind_ns(own, others, stretch) if stretch else wait_ns(own, others)
 
     def _prefills_ns(
         self, instance: InstanceId, active: Container[ModelId], foreign: Iterable[ModelLoad]

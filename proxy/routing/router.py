@@ -127,6 +127,7 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
+            self._chosen,
         )
         self._places = Places()
         self._moves = Moves()
@@ -355,8 +356,10 @@ class Router:
         assert first == len(session.sent), f"tokens from {first}, {len(session.sent)} were sent"
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
-        if session.decode is not None and first == len(session.job.sent):
-            self._decodes.makes_tokens(session.decode, request)
+        if session.decode is not None:
+            self.admission.tokens(session.decode, session.job, len(tokens), self._now_ns)
+            if first == len(session.job.sent):
+                self._decodes.makes_tokens(session.decode, request)
         self._out.append(Deliver(request, first, tokens))
 
     def _tokens(self, message: Tokens) -> None:
@@ -579,7 +582,7 @@ class Router:
             self._prefills.remove(session.prefill, request)
         at = session.decode
         if at is not None and at in self._decodes and self._decodes.remove(at, request):
-            self.admission.left(at, session.job)
+            self.admission.left(at, session.job, self._now_ns)
 
     def _end(
         self,

@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId
-from aegis.core.messages import Phase, Prefilled, Started
+from aegis.core.messages import Phase, Prefilled, Started, Tokens
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
@@ -141,8 +141,8 @@ class Pool:
         for name in instances:
             self.tell(InstanceUp(name, Role(name.partition("-")[0])))
 
-    def tell(self, event: Event) -> None:
-        self.core.on(event, 0)
+    def tell(self, event: Event, now_ns: int = 0) -> None:
+        self.core.on(event, now_ns)
 
     def arrive(self, request: int, model: ModelId, *, tokens: int = 50, priority: int = 0) -> None:
         job = Job(RequestId(request), 1, model, (1,) * tokens, Sampling(max_tokens=999), 0, priority=priority)
@@ -154,11 +154,16 @@ class Pool:
         for message in (Started(named, 1), Prefilled(named, 1, Token(5), None, 1), Phase((named,), running=True)):
             self.tell(MessageReceived(at, message))
 
-    def late_ns(self, model: ModelId, *, tokens: int = 50, priority: int = 0) -> int | None:
-        return self.core.admission.late_ns(Work(model, tokens), priority)
+    def stream(self, request: int, at: InstanceId, first: int, now_ns: int) -> None:
+        """One more token of it came."""
+        message = Tokens(RequestId(request), 1, first, (Token(5),), None)
+        self.tell(MessageReceived(at, message), now_ns)
+
+    def late_ns(self, model: ModelId, *, tokens: int = 50, priority: int = 0, now_ns: int = 0) -> int | None:
+        return self.core.admission.late_ns(Work(model, tokens), priority, now_ns)
 
     def expected_ns(self, model: ModelId, *, priority: int = 0) -> int:
-        expected_ns = self.core.admission.expected_ns(Work(model, 50), priority)
+        expected_ns = self.core.admission.expected_ns(Work(model, 50), priority, now_ns=0)
         assert expected_ns is not None
         return expected_ns
 
@@ -316,3 +321,34 @@ def test_what_is_taken_twice_is_no_more_than_what_others_took_since_they_were_la
     assert taken(proxies, 1) >= 0.95 * alone, "nor is anybody refused for requests that come after theirs"
     for period in (1, 4, 12, 24):
         assert taken(proxies, period) <= alone + period
+
+
+# --- what the instances' tokens tell ----------------------------------------------------------------------------------
+
+
+def streaming(every_ns: int, *instances: InstanceId) -> Pool:
+    """A stream of A has had tokens so often, for three TTFTs."""
+    pool = Pool(*instances, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS))
+    pool.arrive(1, A)
+    pool.begin(1)
+    for number in range(1, 3 * TTFT_NS // every_ns + 1):
+        pool.stream(1, HERE, number, number * every_ns)
+    return pool
+
+
+def test_who_would_join_streams_that_are_behind_is_refused_whatever_steps_are_said_to_take() -> None:
+    now_ns = 3 * TTFT_NS
+    assert streaming(TBT_NS, HERE).late_ns(A, now_ns=now_ns) is None
+    behind = streaming(3 * TBT_NS, HERE)
+    assert behind.core.load_ppm()[HERE] < PPM, "by the estimates there is time"
+    assert (behind.late_ns(A, now_ns=now_ns) or 0) > 0
+    assert (behind.late_ns(B, now_ns=now_ns) or 0) > 0
+    behind.tell(ClientLeft(RequestId(1)), now_ns)
+    assert behind.late_ns(A, now_ns=now_ns) is None
+
+
+def test_an_instance_where_nothing_is_behind_takes_who_would_go_there() -> None:
+    pool = streaming(3 * TBT_NS, HERE, THERE)
+    pool.arrive(2, B)
+    assert {load.instance: len(load.models) for load in pool.core.loads()} == {HERE: 1, THERE: 1}
+    assert pool.late_ns(A, now_ns=3 * TTFT_NS) and pool.late_ns(B, now_ns=3 * TTFT_NS) is None

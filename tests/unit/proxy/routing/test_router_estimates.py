@@ -35,7 +35,7 @@ def arrive(core: Router, *numbers: int) -> None:
 
 
 def expected_ns(core: Router) -> int:
-    estimate = core.admission.expected_ns(Work(SPEC.model, len(PROMPT)))
+    estimate = core.admission.expected_ns(Work(SPEC.model, len(PROMPT)), now_ns=0)
     assert estimate is not None
     return estimate
 
@@ -73,10 +73,10 @@ def test_what_other_proxies_have_waiting_counts() -> None:
 
 
 def test_nobody_can_tell_of_a_model_or_a_pool_that_is_not_there() -> None:
-    assert pool(Role.MIXED).admission.expected_ns(Work(ModelId("other"), 5)) is None
+    assert pool(Role.MIXED).admission.expected_ns(Work(ModelId("other"), 5), now_ns=0) is None
     core = Router(GroupedFcfs(), LeastSlack(), Hardware())
     core.on(ModelUp(SPEC, 10_000), 0)
-    assert core.admission.expected_ns(Work(SPEC.model, 5)) is None
+    assert core.admission.expected_ns(Work(SPEC.model, 5), now_ns=0) is None
 
 
 def test_deadlines_may_become_others() -> None:

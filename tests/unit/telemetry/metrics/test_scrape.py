@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 from prometheus_client import generate_latest
 
 from aegis.core.clock import NS_PER_S
@@ -9,7 +12,7 @@ from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import Slo
 from aegis.core.request import FinishReason
 from aegis.telemetry.metrics.requests import Metrics
-from aegis.telemetry.metrics.scrape import exposition, lasting, scrape, total
+from aegis.telemetry.metrics.scrape import exposition, in_slices, lasting, scrape, total
 
 SLO = Slo(ttft_ns=NS_PER_S, tbt_ns=NS_PER_S)
 
@@ -27,14 +30,14 @@ def served(*requests: tuple[str, int]) -> Metrics:
 
 
 def test_that_of_one_is_what_it_shows_itself() -> None:
-    registry = served(("a", 1), ("b", 4)).registry
-    assert exposition(total([scrape(registry)])) == generate_latest(registry)
+    registry = served(("a", 1), ('"b\\\n', 4)).registry
+    assert b"".join(exposition(total([scrape(registry)]))) == generate_latest(registry)
 
 
 def test_those_of_two_are_what_one_would_have_shown() -> None:
     parts = served(("a", 1), ("b", 4)), served(("a", 3), ("c", 1))
     whole = served(("a", 1), ("b", 4), ("a", 3), ("c", 1)).registry
-    both = exposition(total(scrape(part.registry) for part in parts))
+    both = b"".join(exposition(total(scrape(part.registry) for part in parts)))
     assert sorted(both.splitlines()) == sorted(generate_latest(whole).splitlines())
 
 
@@ -44,4 +47,29 @@ def test_what_was_counted_lasts_and_what_was_going_on_does_not() -> None:
     lost = {name: value for family in lasting(scrape(metrics.registry)) for name, _, value in family.samples}
     assert "aegis:num_requests_waiting" not in lost
     assert (lost["aegis:prompt_tokens_total"], lost["aegis:slo_attainment_ratio"]) == (9, 0.5)
-    assert scrape(served().registry) == total([scrape(served().registry)])
+    assert tuple(scrape(served().registry)) == total([scrape(served().registry)])
+
+
+async def _turns_between(slice_ns: int) -> list[int]:
+    """How many turns of the loop others had had when each part was made."""
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def parts() -> Iterator[int]:
+        for _ in range(4):
+            yield turns
+
+    task = asyncio.create_task(others())
+    made = await in_slices(parts(), slice_ns=slice_ns)
+    task.cancel()
+    return list(made)
+
+
+def test_others_go_on_between_slices() -> None:
+    assert asyncio.run(_turns_between(0)) == [0, 1, 2, 3]
+    assert asyncio.run(_turns_between(60 * NS_PER_S)) == [0, 0, 0, 0]
