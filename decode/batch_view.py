@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 
 from aegis.core.estimators import Latency
+from aegis.core.events import Stepped
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
@@ -89,6 +90,21 @@ class BatchViews:
         self._models = models
         self._change_times = change_times
 
+    def ran(self, streams: tuple[Sequence, ...], event: Stepped, now_ns: int) -> None:
+        """A run has ended, in which `streams` had steps, and their tokens are not counted yet. A step of a batch counts
+        by those of its rows that had it."""
+        turn = self.work.turn
+        if streams:
+            model, rows, of = streams[0].job.model, len(streams), len(streams)
+            if turn and turn.batch.model == model and not event.lane:
+                of = max(len(turn.batch.sequences) - turn.batch.waiting - turn.batch.beside, rows)
+            context_tokens = sum([sequence.cached for sequence in streams]) * of // rows
+            step_ns = self.step_times.latency[model].decode_ns(context_tokens, of)
+            self._change_times.counts(len(event.steps) * step_ns * rows / of)
+        if not event.lane:
+            window_ns = self.ledger.specs[turn.batch.model].slo.ttft_ns if turn else event.duration_ns
+            self._change_times.ended(event.duration_ns, now_ns, window_ns)
+
     def of(self, batch: Batch, now_ns: int) -> BatchView:
         """Only values that the rules of the policy ask for are computed. Sequences in a run on the second lane are left
         out."""
@@ -141,6 +157,7 @@ class BatchViews:
             piece_ns,
             prompt_rank_ns,
             self._change_times.stall_ns,
+            self._change_times.steps_share,
         )
 
 

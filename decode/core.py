@@ -282,9 +282,8 @@ class DecodeCore:
 
     def _stepped(self, event: Stepped, now_ns: int) -> None:
         stepped, prompts = self._ended(event.lane)
-        if not event.lane:
-            self._change_times.ended(event.duration_ns, now_ns)
         streams = stepped[len(prompts) :]
+        self._views.ran(streams, event, now_ns)
         if prompts:
             self._prefilled(stepped[: len(prompts)], prompts, streams, event, now_ns)
         if streams:

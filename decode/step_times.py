@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import Final
 
 from aegis.core.clock import NS_PER_S
@@ -20,6 +21,8 @@ class ChangeTimes:
     passed before a run although nothing had to be waited for, and that its steps do not account for, compared with runs
     without a change. `stall_ns`: the time without a run before the first one of another batch than the last one's, with
     all that it waited for, be it weights or KV; what came in during the run before is not in it. None: there was none.
+    `steps_share`: the part of the time in which there was work that steps account for, by their estimates. The rest
+    went into prompts, changes, rows that were not there, and what no estimate knows.
     """
 
     def __init__(self) -> None:
@@ -32,6 +35,8 @@ class ChangeTimes:
         self.begun_ns = 0
         self._changes = False
         self._ended_ns: int | None = None
+        self.steps_share = 1.0
+        self._counted_ns = 0.0
 
     def begins(self, batch: int, now_ns: int, *, changes: bool, pause: bool) -> None:
         """A run. It `changes` the model."""
@@ -44,8 +49,16 @@ class ChangeTimes:
             self._batch = batch
         self.begun_ns, self._changes = now_ns, changes
 
-    def ended(self, duration_ns: int, now_ns: int) -> None:
-        """The run, of which its steps took that long."""
+    def counts(self, steps_ns: float) -> None:
+        """Steps of a run that has ended."""
+        self._counted_ns += steps_ns
+
+    def ended(self, duration_ns: int, now_ns: int, window_ns: int) -> None:
+        """The run, of which its steps took that long. Shares are averages over the window."""
+        since_ns = self.begun_ns if self._ended_ns is None else self._ended_ns
+        spent_ns, counted_ns, self._counted_ns = max(now_ns - since_ns, 1), self._counted_ns, 0.0
+        newest = 1 - exp(-spent_ns / max(window_ns, 1))
+        self.steps_share += (min(counted_ns / spent_ns, 1.0) - self.steps_share) * newest
         lost_ns = now_ns - self.begun_ns - duration_ns
         if self._changes:
             self._changed_ns += (lost_ns - self._changed_ns) * _NEWEST_SHARE

@@ -23,21 +23,42 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -
     their tokens on time per second of it, the densest in any case, and the others are shed. If not, more prefills than
     there is time for are a burst that passes.
 
+    All of the time is what the instance has been seen to have (`_seen_share`).
+
     A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
     batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth.
     """
     densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
-    room, shed = 1 - shed_share, set()
-    if spoken_for(batches) > 1:
-        for at, (needs, batch) in enumerate(densest):
-            if needs > room and at:
-                shed.add(batch.batch)
-            else:
-                room -= needs
+    seen, shed = _seen_share(batches, densest, 1 - shed_share), frozenset[int]()
+    if spoken_for(batches) > seen:
+        kept = _kept(densest, (1 - shed_share) * seen)
+        shed = frozenset([batch.batch for batch in batches if batch.batch not in kept])
     put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
-    return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, frozenset(shed))
+    return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, shed)
+
+
+def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, BatchView]], room: float) -> float:
+    """The part of its time in which the instance does what needs count. Steps of those that would be kept are a part of
+    what they need; if steps of whole batches have had less of the time, the rest went into what no estimate knows, be
+    it prompts that come one after the other or rows whose KV was not there. That counts no more than the part of the
+    requests that is late already: what is on time all the same is no loss."""
+    kept = _kept(densest, room)
+    steps = spoken_for([batch for batch in batches if batch.batch in kept])
+    needs = sum([needs for needs, batch in densest if batch.batch in kept])
+    worth, requests = sum([batch.worth for batch in batches]), sum([len(batch.requests) for batch in batches])
+    in_time = worth / requests if requests else 1.0
+    return min(1.0, max(batches[0].steps_share * needs / steps if steps else 1.0, in_time))
+
+
+def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:
+    kept = set[int]()
+    for needs, batch in densest:
+        if needs <= room or not kept:
+            kept.add(batch.batch)
+            room -= needs
+    return kept
 
 
 def _by_ns(batch: BatchView, put_off_ns: int, *, kept: bool) -> int:

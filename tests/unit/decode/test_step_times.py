@@ -58,7 +58,7 @@ def taught(changed_ms: list[int], usual_ms: int = 0) -> ChangeTimes:
     for lost_ms in changed_ms:
         for lost, changes in ((usual_ms, False), (lost_ms, True)):
             times.begins(0, 0, changes=changes, pause=False)
-            times.ended(0, lost * _MS)
+            times.ended(0, lost * _MS, NS_PER_S)
     return times
 
 
@@ -88,7 +88,7 @@ class Runs:
         self.now_ns += after_ms * _MS
         self.times.begins(batch, self.now_ns, changes=True, pause=pause)
         self.now_ns += 10 * _MS
-        self.times.ended(10 * _MS, self.now_ns)
+        self.times.ended(10 * _MS, self.now_ns, NS_PER_S)
 
     @property
     def stall_ms(self) -> float | None:
@@ -119,3 +119,21 @@ def test_pauses_and_idle_time_are_no_stalls() -> None:
     runs.times.idle()
     runs.run(1, 5000)
     assert runs.stall_ms == 20
+
+
+def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_window() -> None:
+    runs = Runs()
+    assert runs.times.steps_share == 1
+    for _ in range(500):
+        runs.times.counts(5 * _MS)
+        runs.run(1, 10)
+    assert runs.times.steps_share == pytest.approx(0.25, rel=0.01), "5 of each 20 ms"
+    for _ in range(35):
+        runs.times.counts(15 * _MS)
+        runs.run(1, 10)
+    assert 0.45 < runs.times.steps_share < 0.55, "half of the way to 0.75, after 0.7 windows"
+    runs.times.idle()
+    before = runs.times.steps_share
+    runs.times.counts(before * 10 * _MS)
+    runs.run(1, 100_000)
+    assert runs.times.steps_share == pytest.approx(before), "where there is no work no time is lost"

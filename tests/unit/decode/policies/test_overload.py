@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from aegis.core.ids import ModelId
+from aegis.core.ids import ModelId, RequestId
 from aegis.core.views import BatchView
 from decode.policies.overload import shed_for_ns, shedding
 
@@ -73,6 +74,28 @@ def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) ->
 def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
     assert shed(batch(1, step_ms=60, worth=9), batch(2, step_ms=50, worth=2), batch(3, step_ms=30)) == {2}
     assert shed(batch(1, step_ms=300), batch(2, step_ms=400)) == {2}, "no step is as short as its TBT"
+
+
+def with_rows(number: int, share: float, *, in_time: int, rows: int = 10, step_ms: int = 25) -> BatchView:
+    """Of its requests so many are in time; steps of whole batches have had that share of the instance's time."""
+    requests = tuple(RequestId(100 * number + row) for row in range(rows))
+    return structs.replace(batch(number, step_ms=step_ms, worth=in_time), requests=requests, steps_share=share)
+
+
+def test_where_steps_have_less_of_the_time_than_they_need_fewer_are_kept() -> None:
+    """Three batches of four that want as much each fit into nine tenths of the time; if half of it is lost to what no
+    estimate knows, one does. With three quarters of the time wanted that is also more than there is."""
+    assert len(shed(*(with_rows(number, 1.0, in_time=2) for number in range(5)))) == 2
+    assert len(shed(*(with_rows(number, 0.5, in_time=2) for number in range(5)))) == 4
+    assert len(shed(*(with_rows(number, 0.5, in_time=2) for number in range(3)))) == 2
+
+
+def test_what_is_lost_counts_no_more_than_what_is_late() -> None:
+    """Who is on time all the same needs nobody else to be shed."""
+    assert len(shed(*(with_rows(number, 0.5, in_time=10) for number in range(5)))) == 2
+    assert shed(*(with_rows(number, 0.5, in_time=10) for number in range(3))) == set()
+    assert shed(*(with_rows(number, 0.5, in_time=8) for number in range(3))) == set()
+    assert len(shed(*(with_rows(number, 0.5, in_time=7) for number in range(3)))) == 1
 
 
 def test_who_is_kept_counts_by_the_first_token_that_can_be_on_time() -> None:
