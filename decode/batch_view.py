@@ -108,22 +108,21 @@ class BatchViews:
     def of(self, batch: Batch, now_ns: int) -> BatchView:
         """Only values that the rules of the policy ask for are computed. Sequences in a run on the second lane are left
         out."""
-        model, rules, weights = batch.model, self.work.rules, self.ledger.weights
+        rules, weights = self.work.rules, self.ledger.weights
+        model, cuts = batch.model, rules.chunk_tokens is not None
         latency, slo = self.step_times.latency[model], self.ledger.specs[model].slo
         change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         active, there = model == self._models.active, weights.is_resident(model)
-        resident = there or weights.is_loading(model)
         had_turn_ns = self.work.had_turn_ns(batch, now_ns)
         seen = _Seen(batch.sequences, slo, defers_refused=rules.defers_refused and had_turn_ns is None)
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
+        resident = there or weights.is_loading(model)
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
-        cuts = rules.chunk_tokens is not None
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
-        in_time_by_ns = savable_due_ns = prompt_rank_ns = None
-        prompt_ns, piece_ns, worth = 0, 0, 0.0
-        if rules.sheds:
-            in_time_by_ns, worth = _worth(waiting, decoding, lead_ns, prefill_ns, step_ns, slo, now_ns)
+        savable_due_ns = prompt_rank_ns = None
+        prompt_ns, piece_ns = 0, 0
+        worth = _worth(waiting, decoding, lead_ns, prefill_ns, step_ns, slo, now_ns) if rules.sheds else (None, 0.0)
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
@@ -148,8 +147,8 @@ class BatchViews:
             slo.ttft_ns,
             resident,
             had_turn_ns,
-            in_time_by_ns,
-            worth,
+            worth[0],
+            worth[1],
             there and now_ns >= batch.stuck_until_ns,
             slo.gap_ns,
             seen.stream_ns if cuts else None,
