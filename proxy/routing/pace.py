@@ -85,11 +85,14 @@ class Pace:
 
     def stretch(self, instance: InstanceId, now_ns: int, coming: int = 0) -> float:
         """How many times as fast as tokens came from there they were wanted, and are wanted now; `coming` requests want
-        as much as those that stream, but had no token yet. 0 where neither is more than all."""
+        as much as those that stream, but had no token yet. 0 where neither is more than all, or for less than a
+        window."""
         paced = self._paced.get(instance)
         if paced is None or not paced.streams:
             return 0.0
         paced.until(now_ns)
+        if not paced.wanted[0]:
+            return 0.0  # streams that have just begun have their tokens at the end of a run
         made = max(sum(paced.made), 1)
         now = paced.rate * (now_ns - paced.window_ns + paced.length_ns)
         stretch = min(sum(paced.wanted), now) / made
