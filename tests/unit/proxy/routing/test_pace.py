@@ -66,3 +66,11 @@ def test_an_instance_that_is_gone_is_not_behind() -> None:
     pace = paced(4 * SLO.tbt_ns, 1)
     pace.down(HERE)
     assert (pace.stretch(HERE, LONG_NS), pace.streams(HERE)) == (0, 0)
+
+
+def test_less_than_a_window_tells_nothing() -> None:
+    """The tokens of a first run come at its end."""
+    pace = Pace()
+    pace.tokens(HERE, RequestId(1), 1, SLO, 0)
+    assert pace.stretch(HERE, SLO.ttft_ns - 1, coming=1) == 0
+    assert pace.stretch(HERE, SLO.ttft_ns + SLO.tbt_ns) > 10
