@@ -56,6 +56,11 @@ async def start(server: ForkServer, ranks: Sequence[InstanceSettings], environme
     return Processes(started)
 
 
+_KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+"""How many compiled products oneDNN keeps, and torch's cache before it; 1024 each by default. Every other number of rows
+has its own, of some 0.4 MiB, so that batches that change would fill them for nothing."""
+
+
 def fork_server(processes: int, engine: EngineName) -> ForkServer:
     """The parent of so many. It imports what they need, but vLLM, which may start threads of its own. Raises
     OSError."""
@@ -67,7 +72,7 @@ def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:
     others of the server, unless an instance could not have two `lanes` without it."""
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // (processes + 1), min(2, cores // processes) if lanes else 0)
-    return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **os.environ}
+    return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **_KERNELS_KEPT, **os.environ}
 
 
 async def _ended(process: ForkedProcess) -> None:

@@ -1,4 +1,4 @@
-"""The environment of instances: how many threads each computes with."""
+"""The environment of instances: how many threads each computes with, and what it keeps of compiled products."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def test_threads_are_shared_out_and_two_lanes_have_two_where_there_are_cores(
 def test_what_the_user_says_of_threads_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert environment_for(1, lanes=True)["OMP_NUM_THREADS"] == "1"
+
+
+def test_compiled_products_are_few_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LRU_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    told = environment_for(1)
+    assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("7", "128")
