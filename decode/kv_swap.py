@@ -91,9 +91,10 @@ class KvSwap:
         return bool(self._checking)
 
     def capacity(self, spec: ModelSpec) -> int:
-        """The blocks that the device can hold for a model while its weights are loaded."""
+        """The blocks that the device can hold for a model while its weights are loaded: in an equal share of its pages,
+        or in what the instance has now, if that is more."""
         budget = self._ledger.budget
-        pages = budget.pages - budget.weight_pages(spec.manifest.image_bytes)
+        pages = max(budget.equal_pages, self._ledger.balloon.held) - budget.weight_pages(spec.manifest.image_bytes)
         return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
 
     def bring_in(self, sequence: Sequence, *, ahead: bool = False) -> None:

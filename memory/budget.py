@@ -16,6 +16,12 @@ class Budget:
     slab_bytes: int
     host_slabs: int  # of the node's region, which its instances share
     instances: int  # that share it
+    on_device: int = 1  # of them, share the device
+
+    @property
+    def equal_pages(self) -> int:
+        """What each instance of the device can count on, whatever the others need (`PageArbiter`)."""
+        return self.pages // self.on_device
 
     @property
     def pages_per_slab(self) -> int:

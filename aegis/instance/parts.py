@@ -155,6 +155,7 @@ def _core(settings: InstanceSettings, body: RankMemory, lanes: LaneOffers) -> Pr
         slab_bytes=settings.slab_bytes,
         host_slabs=settings.host_slabs,
         instances=settings.instances,
+        on_device=settings.on_device,
     )
     ledger = Ledger(
         budget,

@@ -30,6 +30,7 @@ class InstanceSettings(SchedulingSettings, frozen=True, kw_only=True):
     slab_bytes: int
     host_slabs: int
     instances: int
+    on_device: int = 1  # of them, share its device
     bus: BusSettings
     logs: LogSettings = LogSettings()
     engine: EngineName = "transformers"  # initialised before it is asked for

@@ -220,6 +220,7 @@ def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str,
         slab_bytes=budget.slab_bytes,
         host_slabs=budget.host_slabs,
         instances=budget.instances,
+        on_device=budget.on_device,
         bus=bus,
         logs=log_settings(config),
         policy=config.scheduling.policy,
@@ -250,6 +251,7 @@ def _budget(config: Config, devices: Devices) -> Budget:
         slab_bytes=config.memory.slab,
         host_slabs=host_slabs_of(config),
         instances=len(instances_of(config)),
+        on_device=-(-len(instances_of(config)) // config.device_count),
     )
 
 

@@ -57,8 +57,8 @@ async def start(server: ForkServer, ranks: Sequence[InstanceSettings], environme
 
 
 _KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
-"""How many compiled products oneDNN keeps, and torch's cache before it; 1024 each by default. Every other number of rows
-has its own, of some 0.4 MiB, so that batches that change would fill them for nothing."""
+"""How many compiled products oneDNN keeps, and torch's cache before it; 1024 each by default. Every other number of
+rows has its own, of some 0.4 MiB, so that batches that change would fill them for nothing."""
 
 
 def fork_server(processes: int, engine: EngineName) -> ForkServer:

@@ -85,6 +85,7 @@ class Pool:
             slab_bytes=self.slab_bytes,
             host_slabs=self.host_kv_bytes // self.slab_bytes,
             instances=len(self.instances()),
+            on_device=-(-len(self.instances()) // (self.devices or len(self.instances()))),
         )
 
     @property

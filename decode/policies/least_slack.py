@@ -60,8 +60,8 @@ class LeastSlack:
 
     If more than all of the time is needed, not every batch can be on time. Those that make the most tokens on time per
     second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
-    time, of a quantum with their prefills. A request that is late counts less in that, the less of it can be on time
-    once it has caught up.
+    time, of a quantum with their prefills, and those of them that can still be on time what the others can spare. A
+    request that is late counts less in that, the less of it can be on time once it has caught up.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
     is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
@@ -126,7 +126,7 @@ class LeastSlack:
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         quantum_ns = self._quantum_ns(batches)
         order = sorted(batches, key=_IN_ORDER_OF_MAKING)  # if they have to begin at the same time
-        found = shedding(batches, quantum_ns, self.shed_share)
+        found = shedding(batches, quantum_ns, self.shed_share, now_ns)
         by_ns, shed = found.by_ns, found.shed
         order.sort(key=lambda batch: by_ns[batch.batch])
         running = next((batch for batch in batches if batch.turn_ns is not None), None)
@@ -178,12 +178,14 @@ class LeastSlack:
             return Why(because, slack_ns, cost_ns(chosen))
         second_ns = _slack_ns(second, now_ns)
         quantum_ns = self._quantum_ns(plan.batches)
-        shed = shedding(plan.batches, quantum_ns, self.shed_share)
+        shed = shedding(plan.batches, quantum_ns, self.shed_share, plan.made_ns)
         if chosen.turn_ns is not None and quota_ns is not None and shed.by_ns[second.batch] < shed.by_ns[chosen.batch]:
             least_ns = quota_ns - chosen.prefill_ns
             because = f"has had {duration(chosen.turn_ns)} of at least {duration(least_ns)}; {because}"
         elif chosen.batch in shed.shed:
-            because = f"not everybody can be on time, and it has been put off for long enough; {because}"
+            saved = chosen.in_time_by_ns is not None
+            turn = "the others have time to spare" if saved else "it has been put off for long enough"
+            because = f"not everybody can be on time, and {turn}; {because}"
         elif second.batch in shed.shed:
             because = f"not everybody can be on time, and others make fewer tokens on time per second; {because}"
         elif second_ns < slack_ns:

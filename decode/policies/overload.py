@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from aegis.core.views import BatchView
 from decode.slack import begin_by_ns
 
+_LATE_WEIGHT = 4
+"""Time that is lost counts for no more than so many times the part of the requests that is late. By trying 1 to 8, with
+costs of GPUs and of a processor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shedding:
@@ -17,7 +21,7 @@ class Shedding:
     shed: frozenset[int]
 
 
-def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -> Shedding:
+def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
     """To be on time a batch needs a step in every TBT, the change to it in every quantum, and its prefills in every
     TTFT. If steps alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of
     their tokens on time per second of it, the densest in any case, and the others are shed. If not, more prefills than
@@ -27,7 +31,9 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -
 
     A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
-    batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth.
+    batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth. Before that, time
+    that those that are kept can spare for a quantum of each goes to shed ones that can still be on time, as they have
+    to begin and then the densest first, and not to those that have waited longest, which are the latest.
     """
     densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
@@ -36,20 +42,27 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float) -
         kept = _kept(densest, (1 - shed_share) * seen)
         shed = frozenset([batch.batch for batch in batches if batch.batch not in kept])
     put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
-    return Shedding({b.batch: _by_ns(b, put_off_ns, kept=b.batch not in shed) for b in batches}, shed)
+    by_ns = {batch.batch: _by_ns(batch, put_off_ns, kept=batch.batch not in shed) for batch in batches}
+    if shed:
+        spare_ns = now_ns + (len(batches) - len(shed)) * quantum_ns
+        for rank, (_, batch) in enumerate(densest):
+            number = batch.batch
+            if number in shed and batch.in_time_by_ns is not None:
+                by_ns[number] = min(by_ns[number], max(spare_ns + rank, begin_by_ns(batch)))
+    return Shedding(by_ns, shed)
 
 
 def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, BatchView]], room: float) -> float:
     """The part of its time in which the instance does what needs count. Steps of those that would be kept are a part of
     what they need; if steps of whole batches have had less of the time, the rest went into what no estimate knows, be
-    it prompts that come one after the other or rows whose KV was not there. That counts no more than the part of the
-    requests that is late already: what is on time all the same is no loss."""
+    it prompts that come one after the other or rows whose KV was not there. That counts for no more than
+    `_LATE_WEIGHT` times the part of the requests that is late already: what is on time all the same is no loss."""
     kept = _kept(densest, room)
     steps = spoken_for([batch for batch in batches if batch.batch in kept])
     needs = sum([needs for needs, batch in densest if batch.batch in kept])
     worth, requests = sum([batch.worth for batch in batches]), sum([len(batch.requests) for batch in batches])
-    in_time = worth / requests if requests else 1.0
-    return min(1.0, max(batches[0].steps_share * needs / steps if steps else 1.0, in_time))
+    late = 1 - worth / requests if requests else 0.0
+    return min(1.0, max(batches[0].steps_share * needs / steps if steps else 1.0, 1 - _LATE_WEIGHT * late))
 
 
 def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aegis.core.block_runs import count_blocks, first_blocks
 from aegis.core.effects import CopyBlocks, StreamName
-from aegis.core.ids import SlabId
-from aegis.core.messages import FromInstance, GrantSlabs, KvReleased, NeedSlabs
+from aegis.core.ids import PageRun, SlabId
+from aegis.core.messages import FromInstance, GrantPages, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.kv_swap import KvSwap
@@ -202,3 +204,12 @@ def test_no_slab_is_returned_while_an_answer_counts_on_it() -> None:
 
 def test_capacity_is_what_fits_beside_the_weights() -> None:
     assert Harness(pages=8).kv.capacity(SPEC) == 7 * 2
+
+
+def test_of_a_shared_device_it_is_an_equal_share_or_what_the_instance_has() -> None:
+    shared = replace(ledger(8).budget, on_device=2)
+    poor = Ledger(shared, {name: i for i, name in enumerate(StreamName)}, address_pages=16)
+    kv = KvSwap(poor, Counters(), lambda message: None)
+    assert kv.capacity(SPEC) == 3 * 2
+    poor.balloon.granted(GrantPages((PageRun(0, 6),)))
+    assert kv.capacity(SPEC) == 5 * 2

@@ -15,6 +15,7 @@ _MS = 1_000_000
 _S = 1_000 * _MS
 QUANTUM_NS = _S
 SHARE = 0.1
+NOW_NS = 0
 
 
 def batch(
@@ -48,7 +49,7 @@ def batch(
 
 
 def shed(*batches: BatchView) -> set[int]:
-    return set(shedding(batches, QUANTUM_NS, SHARE).shed)
+    return set(shedding(batches, QUANTUM_NS, SHARE, NOW_NS).shed)
 
 
 def test_nobody_is_shed_while_there_is_time_for_all() -> None:
@@ -90,26 +91,26 @@ def test_where_steps_have_less_of_the_time_than_they_need_fewer_are_kept() -> No
     assert len(shed(*(with_rows(number, 0.5, in_time=2) for number in range(3)))) == 2
 
 
-def test_what_is_lost_counts_no_more_than_what_is_late() -> None:
-    """Who is on time all the same needs nobody else to be shed."""
-    assert len(shed(*(with_rows(number, 0.5, in_time=10) for number in range(5)))) == 2
-    assert shed(*(with_rows(number, 0.5, in_time=10) for number in range(3))) == set()
-    assert shed(*(with_rows(number, 0.5, in_time=8) for number in range(3))) == set()
-    assert len(shed(*(with_rows(number, 0.5, in_time=7) for number in range(3)))) == 1
+def test_what_is_lost_counts_no_more_than_four_times_what_is_late() -> None:
+    """Who is on time all the same needs nobody else to be shed. Three batches want 0.75 of the time."""
+    assert len(shed(*(with_rows(number, 0.5, in_time=100, rows=100) for number in range(5)))) == 2
+    assert shed(*(with_rows(number, 0.5, in_time=100, rows=100) for number in range(3))) == set()
+    assert shed(*(with_rows(number, 0.5, in_time=94, rows=100) for number in range(3))) == set()
+    assert len(shed(*(with_rows(number, 0.5, in_time=93, rows=100) for number in range(3)))) == 1
 
 
 def test_who_is_kept_counts_by_the_first_token_that_can_be_on_time() -> None:
     """Unless nobody is shed: then there is time for the late ones, too."""
     late, beside = batch(2, due_ms=-500, in_time_ms=None), batch(3, due_ms=-500, in_time_ms=700)
-    by_ns = shedding([batch(1), late, beside], QUANTUM_NS, SHARE).by_ns
+    by_ns = shedding([batch(1), late, beside], QUANTUM_NS, SHARE, NOW_NS).by_ns
     assert by_ns == {1: 400 * _MS, 2: -510 * _MS, 3: -510 * _MS}
-    by_ns = shedding([batch(1), late, beside, batch(4, step_ms=80)], QUANTUM_NS, SHARE).by_ns
+    by_ns = shedding([batch(1), late, beside, batch(4, step_ms=80)], QUANTUM_NS, SHARE, NOW_NS).by_ns
     assert (by_ns[1], by_ns[2], by_ns[3]) == (400 * _MS, -510 * _MS, 700 * _MS)
 
 
 def test_of_batches_that_are_late_as_a_whole_the_last_to_have_had_a_turn_comes_last() -> None:
     late = [batch(number, due_ms=-5000, in_time_ms=None, ran_ms=1000 * number) for number in (1, 2)]
-    by_ns = shedding(late, QUANTUM_NS, SHARE).by_ns
+    by_ns = shedding(late, QUANTUM_NS, SHARE, NOW_NS).by_ns
     assert by_ns[1] < by_ns[2]
 
 
@@ -117,9 +118,23 @@ def test_who_is_shed_counts_by_its_last_turn_or_its_deadline() -> None:
     hot = batch(1, step_ms=80, worth=9)
     put_off_ns = shed_for_ns(2, QUANTUM_NS, SHARE)
     assert put_off_ns == 20 * _S, "so that turns of a quantum take a tenth of the time"
-    found = shedding([hot, batch(2, step_ms=50), batch(3, step_ms=50, ran_ms=7000)], QUANTUM_NS, SHARE)
+    late = [batch(2, step_ms=50, in_time_ms=None), batch(3, step_ms=50, ran_ms=7000, in_time_ms=None)]
+    found = shedding([hot, *late], QUANTUM_NS, SHARE, NOW_NS)
     assert found.shed == {2, 3}
     assert (found.by_ns[2], found.by_ns[3]) == (450 * _MS + put_off_ns, 7 * _S + put_off_ns)
+
+
+def test_time_that_the_kept_can_spare_goes_to_the_densest_that_can_be_on_time() -> None:
+    """Who has waited longest comes when its time has come, and before that behind them."""
+    hot = [batch(number, step_ms=40, worth=9, in_time_ms=5000) for number in (1, 2)]
+    sparse, dense = batch(3, step_ms=50), batch(4, step_ms=50, worth=2)
+    lost = batch(5, due_ms=-18_000, step_ms=50, in_time_ms=None, worth=0.1)
+    found = shedding([*hot, sparse, dense, lost], QUANTUM_NS, SHARE, 10 * _S)
+    assert found.shed == {3, 4, 5}
+    assert (found.by_ns[4], found.by_ns[3]) == (12 * _S + 2, 12 * _S + 3), "a quantum of each of the two that are kept"
+    later = shedding([*hot, batch(3, step_ms=50, due_ms=13_050)], QUANTUM_NS, SHARE, 10 * _S)
+    assert later.by_ns[3] == 13 * _S, "nor before it has to begin"
+    assert found.by_ns[5] == -18_050 * _MS + shed_for_ns(3, QUANTUM_NS, SHARE)
 
 
 @given(
@@ -138,7 +153,7 @@ def test_nobody_counts_later_than_the_longest_time_after_its_turn_or_deadline(
         batch(at, due_ms=due, in_time_ms=due + 5000 if beside else None, worth=worth, step_ms=step, ran_ms=ran)
         for at, (due, worth, step, ran, beside) in enumerate(drawn)
     ]
-    found = shedding(batches, QUANTUM_NS, SHARE)
+    found = shedding(batches, QUANTUM_NS, SHARE, NOW_NS)
     assert set(found.by_ns) == set(range(len(batches)))
     for each in batches:
         assert each.due_ns is not None
