@@ -10,7 +10,7 @@ from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
 from aegis.core.views import ANSWER_TOKENS, BatchView, worth_of
-from decode.sequences import DEVICE, Sequence
+from decode.sequences import DEVICE, NOWHERE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
@@ -30,6 +30,7 @@ class _Seen:
         "following",
         "prompts",
         "requests",
+        "slo",
         "squares",
         "stream_ns",
         "tokens",
@@ -68,6 +69,7 @@ class _Seen:
         if deferred and not waiting and not decoding:
             for deadlines, deadline in deferred:
                 deadlines.append(deadline)
+        self.slo = slo
         self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
         self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
         self.following, self.stream_ns = following, stream_ns
@@ -114,7 +116,7 @@ class BatchViews:
         change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         active, there = model == self._models.active, weights.is_resident(model)
         had_turn_ns = self.work.had_turn_ns(batch, now_ns)
-        seen = _Seen(batch.sequences, slo, defers_refused=rules.defers_refused and had_turn_ns is None)
+        seen = self._seen(batch, slo, defers_refused=rules.defers_refused and had_turn_ns is None)
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
         resident = there or weights.is_loading(model)
@@ -158,6 +160,24 @@ class BatchViews:
             self._change_times.stall_ns,
             self._change_times.steps_share,
         )
+
+
+    def _seen(self, batch: Batch, slo: Slo, *, defers_refused: bool) -> _Seen:
+        """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
+        that never had anything to do with a turn nothing changes but time."""
+        seen = batch.untouched
+        if isinstance(seen, _Seen) and seen.slo is slo:
+            return seen
+        seen = _Seen(batch.sequences, slo, defers_refused=defers_refused)
+        turn, sequences = self.work.turn, batch.sequences
+        has_turn = batch is self.work.holder or (turn is not None and batch is turn.batch)
+        if not has_turn and seen.prompts == len(sequences) and all([_is_new(each) for each in sequences]):
+            batch.untouched = seen
+        return seen
+
+
+def _is_new(sequence: Sequence) -> bool:
+    return sequence.where is NOWHERE and not sequence.prefix and not sequence.refused
 
 
 def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: int) -> tuple[int, int]:
