@@ -161,7 +161,6 @@ class BatchViews:
             self._change_times.steps_share,
         )
 
-
     def _seen(self, batch: Batch, slo: Slo, *, defers_refused: bool) -> _Seen:
         """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
         that never had anything to do with a turn nothing changes but time."""
