@@ -277,7 +277,7 @@ MISSED = {
     "live overload: health": "a search for cyclic garbage; it is shorter since",
     "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
-    "live overload: memory": "a request that waits takes 45 KiB of the proxy; an instance 0.1 GiB for compiled products",
+    "live overload: memory": "a request that waits takes 45 KiB of the proxy, and an instance keeps compiled products",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
