@@ -393,7 +393,8 @@ class WatchedDecodeCore(DecodeCore):
                 self._reckon(wait, batch)
 
     def _reckon(self, wait: Wait, own: Batch) -> None:
-        """The number of turns that others may have before it."""
+        """The number of turns that others may have before it: more, if its batch may be shed for longer than before,
+        because quanta have grown."""
         for batch in self._work.batches:
             for sequence in batch.sequences if batch is not own else ():
                 slo, job = sequence.spec.slo, sequence.job
@@ -404,7 +405,9 @@ class WatchedDecodeCore(DecodeCore):
                 wait.round.add(("batch", batch.batch))
                 if sequence.lacks:
                     wait.round.add(("request", job.request))
-                wait.turns.setdefault(("request", job.request), tokens + (sequence.lacks > 0))
+                had = sum(request == job.request and index < sequence.generated for request, index, _ in wait.tokens)
+                key, may = ("request", job.request), had + tokens + (sequence.lacks > 0)
+                wait.turns[key] = max(wait.turns.get(key, 0), may)
 
     def _worked(self, duration_ns: int) -> None:
         """One run of the turn under way."""
