@@ -34,6 +34,7 @@ COMPILED = (
     "decode/hand_overs.py",
     "decode/kv_swap.py",
     "decode/kv_arrivals.py",
+    "decode/batch_requests.py",
     "decode/batch_view.py",
     "decode/step_times.py",
     "decode/phases.py",

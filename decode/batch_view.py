@@ -6,73 +6,14 @@ from math import exp
 
 from aegis.core.estimators import Latency
 from aegis.core.events import Stepped
-from aegis.core.ids import RequestId
 from aegis.core.model import Slo
-from aegis.core.step_terms import prefill_terms
 from aegis.core.views import ANSWER_TOKENS, BatchView, worth_of
-from decode.sequences import DEVICE, NOWHERE, Sequence
+from decode.batch_requests import BatchRequests, Deadline
+from decode.sequences import NOWHERE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
-
-_Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
-
-
-class _Seen:
-    """What a view needs of sequences that are in no run on the second lane. They are looked at once: an instance makes
-    views of all its batches for each plan. If it `defers_refused`, deadlines of those that were refused room are there
-    only where no others are: a batch that had turn after turn for them would bring its other sequences on instead."""
-
-    __slots__ = (
-        "context_tokens",
-        "decoding",
-        "following",
-        "prompts",
-        "requests",
-        "slo",
-        "squares",
-        "stream_ns",
-        "tokens",
-        "waiting",
-    )
-
-    def __init__(self, sequences: list[Sequence], slo: Slo, *, defers_refused: bool) -> None:
-        requests: list[RequestId] = []
-        waiting: list[_Deadline] = []
-        decoding: list[_Deadline] = []
-        deferred: list[tuple[list[_Deadline], _Deadline]] = []
-        context_tokens = tokens = squares = prompts = 0
-        following: Sequence | None = None
-        stream_ns: int | None = None
-        for sequence in sequences:
-            if sequence.beside:
-                continue
-            job, cached, lacks, last_ns = sequence.job, sequence.cached, sequence.lacks, sequence.last_ns
-            requests.append(job.request)
-            context_tokens += cached
-            due_at_ns = slo.due_ns(job.arrival_ns, sequence.generated)
-            deadline = (due_at_ns, due_at_ns + job.priority * slo.ttft_ns)
-            deadlines = waiting if lacks else decoding
-            if defers_refused and sequence.refused:
-                deferred.append((deadlines, deadline))
-            else:
-                deadlines.append(deadline)
-            if lacks:
-                prompts += 1
-                own, own_squares = prefill_terms(cached, cached - lacks)
-                tokens, squares = tokens + own, squares + own_squares
-                if following is None or sequence.rank_ns < following.rank_ns:
-                    following = sequence
-            elif last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
-                stream_ns = last_ns
-        if deferred and not waiting and not decoding:
-            for deadlines, deadline in deferred:
-                deadlines.append(deadline)
-        self.slo = slo
-        self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
-        self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
-        self.following, self.stream_ns = following, stream_ns
 
 
 class BatchViews:
@@ -161,13 +102,13 @@ class BatchViews:
             self._change_times.steps_share,
         )
 
-    def _seen(self, batch: Batch, slo: Slo, *, defers_refused: bool) -> _Seen:
+    def _seen(self, batch: Batch, slo: Slo, *, defers_refused: bool) -> BatchRequests:
         """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
         that never had anything to do with a turn nothing changes but time."""
         seen = batch.untouched
-        if isinstance(seen, _Seen) and seen.slo is slo:
+        if seen is not None and seen.slo is slo:
             return seen
-        seen = _Seen(batch.sequences, slo, defers_refused=defers_refused)
+        seen = BatchRequests(batch.sequences, slo, defers_refused=defers_refused)
         turn, sequences = self.work.turn, batch.sequences
         has_turn = batch is self.work.holder or (turn is not None and batch is turn.batch)
         if not has_turn and seen.prompts == len(sequences) and all([_is_new(each) for each in sequences]):
@@ -190,8 +131,8 @@ def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: i
 
 
 def _worth(
-    waiting: list[_Deadline],
-    decoding: list[_Deadline],
+    waiting: list[Deadline],
+    decoding: list[Deadline],
     lead_ns: int,
     prefill_ns: int,
     step_ns: int,

@@ -13,6 +13,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
+from decode.batch_requests import BatchRequests
 from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
@@ -35,7 +36,9 @@ class Batch:
     chunked: bool = False
     beside: int = 0  # of its sequences are in the run under way on the second lane
     stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
-    untouched: object = None  # what was found of its sequences, none of which has ever run here; None: look at them
+    untouched: BatchRequests | None = (
+        None  # what was found of its sequences, none of which has ever run here; None: look at them
+    )
 
     def add(self, sequence: Sequence) -> None:
         self.untouched = None

@@ -8,6 +8,7 @@ import pytest
 
 from aegis.core.model import Slo
 from decode import batch_view
+from decode.batch_requests import BatchRequests
 from decode.worklist import Batch
 from tests.sim.seeds import run_seed
 from tests.sim.test_starvation import FLOOD, play
@@ -19,8 +20,8 @@ _kept: list[bool] = []
 def _checked(views: batch_view.BatchViews, batch: Batch, slo: Slo, *, defers_refused: bool) -> Any:
     _kept.append(batch.untouched is not None)
     seen = _LOOK(views, batch, slo, defers_refused=defers_refused)
-    again = batch_view._Seen(batch.sequences, slo, defers_refused=defers_refused)
-    for name in batch_view._Seen.__slots__:
+    again = BatchRequests(batch.sequences, slo, defers_refused=defers_refused)
+    for name in BatchRequests.__slots__:
         assert getattr(seen, name) == getattr(again, name), name
     return seen
 
