@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,8 +33,10 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, n
     A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
     batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth. Before that, time
-    that those that are kept can spare for a quantum of each goes to shed ones that can still be on time, as they have
-    to begin and then the densest first, and not to those that have waited longest, which are the latest.
+    that those that are kept can spare for a quantum of each goes to shed ones that can still be on time, and not to
+    those that have waited longest, which are the latest. The densest are first: by deadlines all of them would begin
+    just in time, and none stay so. But none comes before a batch that may be put off no longer than until the other has
+    to begin.
     """
     densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
@@ -45,10 +48,12 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, n
     by_ns = {batch.batch: _by_ns(batch, put_off_ns, kept=batch.batch not in shed) for batch in batches}
     if shed:
         spare_ns = now_ns + (len(batches) - len(shed)) * quantum_ns
+        latest_ns = sorted([_latest_ns(batch, put_off_ns) for batch in batches])
         for rank, (_, batch) in enumerate(densest):
-            number = batch.batch
-            if number in shed and batch.in_time_by_ns is not None:
-                by_ns[number] = min(by_ns[number], max(spare_ns + rank, begin_by_ns(batch)))
+            if batch.batch in shed and batch.in_time_by_ns is not None:
+                owed = bisect_left(latest_ns, begin_by_ns(batch))
+                after_ns = max(spare_ns, latest_ns[owed - 1]) if owed else spare_ns
+                by_ns[batch.batch] = min(by_ns[batch.batch], after_ns + rank)
     return Shedding(by_ns, shed)
 
 
@@ -75,12 +80,17 @@ def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:
 
 
 def _by_ns(batch: BatchView, put_off_ns: int, *, kept: bool) -> int:
-    deadline_ns, in_time_ns = begin_by_ns(batch), batch.in_time_by_ns
-    had_ns = batch.ran_ns if batch.ran_ns >= 0 else deadline_ns
-    last_ns = max(had_ns + put_off_ns, deadline_ns)
     if not kept:
-        return last_ns
-    return max(had_ns, deadline_ns) if in_time_ns is None else min(in_time_ns, last_ns)
+        return _latest_ns(batch, put_off_ns)
+    in_time_ns = batch.in_time_by_ns
+    return _latest_ns(batch, 0) if in_time_ns is None else min(in_time_ns, _latest_ns(batch, put_off_ns))
+
+
+def _latest_ns(batch: BatchView, put_off_ns: int) -> int:
+    """Until when it may be put off."""
+    deadline_ns = begin_by_ns(batch)
+    had_ns = batch.ran_ns if batch.ran_ns >= 0 else deadline_ns
+    return max(had_ns + put_off_ns, deadline_ns)
 
 
 def spoken_for(batches: Sequence[BatchView]) -> float:

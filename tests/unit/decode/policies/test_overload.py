@@ -132,8 +132,12 @@ def test_time_that_the_kept_can_spare_goes_to_the_densest_that_can_be_on_time() 
     found = shedding([*hot, sparse, dense, lost], QUANTUM_NS, SHARE, 10 * _S)
     assert found.shed == {3, 4, 5}
     assert (found.by_ns[4], found.by_ns[3]) == (12 * _S + 2, 12 * _S + 3), "a quantum of each of the two that are kept"
-    later = shedding([*hot, batch(3, step_ms=50, due_ms=13_050)], QUANTUM_NS, SHARE, 10 * _S)
-    assert later.by_ns[3] == 13 * _S, "nor before it has to begin"
+    early = batch(3, step_ms=50, due_ms=13_050)
+    assert shedding([*hot, early], QUANTUM_NS, SHARE, 10 * _S).by_ns[3] == 12 * _S + 2, "although it could begin later"
+    owed_ms = 12_500 - shed_for_ns(2, QUANTUM_NS, SHARE) // _MS
+    owed = batch(4, step_ms=50, due_ms=owed_ms + 50, in_time_ms=None, worth=0.1)
+    behind = shedding([*hot, early, owed], QUANTUM_NS, SHARE, 10 * _S)
+    assert behind.by_ns[4] == 12_500 * _MS and behind.by_ns[3] > behind.by_ns[4], "it may be put off no longer than that"
     assert found.by_ns[5] == -18_050 * _MS + shed_for_ns(3, QUANTUM_NS, SHARE)
 
 
