@@ -94,7 +94,8 @@ class Choice:
         echo = self._sequence.echo
         echoed = echo.piece(self._prompt_scores) if echo else Piece()
         self._prompt_scores = ()
-        return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
+        text, tokens = echoed.text + piece.text, echoed.tokens + piece.tokens
+        return Piece(text, tokens, piece.finish, first=True, stop=piece.stop)
 
 
 class PromptDetails(Struct, frozen=True):

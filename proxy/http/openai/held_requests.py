@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from fastapi import Request, Response
 
+from aegis.core.errors import UserError
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Market
-from proxy.http.request.sampling import GenerationBody
 from proxy.http.request_ids import make_known
 from proxy.http.settings import keep_alive_of, market_of
-from proxy.http.streaming.event_stream import Emit, EventStream, comment
+from proxy.http.streaming.event_stream import Emit, EventStream, comment, error_event
 
 _LOOK_S = 0.1
 
 
-async def held(request: Request, body: GenerationBody, respond: Callable[[], Awaitable[Response]]) -> Response:
+class HeldBody(Protocol):
+    """A body that names a model."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+
+async def held(
+    request: Request,
+    body: HeldBody,
+    respond: Callable[[], Awaitable[Response]],
+    failed: Callable[[UserError], bytes] = error_event,
+) -> Response:
     """The answer of `respond`, once the model that the request names is there, or is known not to come. A stream begins
-    at once; an error afterwards is its last event. Raises UserError."""
+    at once; an error afterwards is its last event, as `failed` words it. Raises UserError."""
     market, name = market_of(request), body.model
     if not _is_coming(market, name):
         return await respond()
@@ -33,13 +49,13 @@ async def held(request: Request, body: GenerationBody, respond: Callable[[], Awa
         await _come(market, name)
         response = await respond()
         assert isinstance(response, EventStream)
-        await response.carry_on(emit)
+        await response.carry_on(request.scope, emit)
 
     def status() -> str:
         coming = market.coming().get(name)
         return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
 
-    return EventStream(write, keep_alive_of(request), status=status)
+    return EventStream(write, keep_alive_of(request), status=status, failed=failed)
 
 
 def _is_coming(market: Market, name: str) -> bool:
