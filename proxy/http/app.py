@@ -12,6 +12,7 @@ import aegis
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http import dashboard, direct_routes, errors, openapi
 from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.anthropic import messages
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
 from proxy.http.openai import chat, completions, models, tokenize, unsupported
@@ -22,6 +23,16 @@ from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
 from proxy.http.streaming.keep_alive import KeepAlive
+
+_SENT_HEADERS = (
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+    "anthropic-version",
+    "authorization",
+    "content-type",
+    "x-api-key",
+    "x-request-id",
+)
 
 
 def create_app(
@@ -43,7 +54,7 @@ def create_app(
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    busy = (chat.router, completions.router)
+    busy = (chat.router, completions.router, messages.router)
     others = tuple(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )
@@ -62,8 +73,8 @@ def _guarded(app: ASGIApp, market: Market, settings: Settings) -> ASGIApp:
         guarded = CORSMiddleware(
             guarded,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["retry-after", "x-request-id"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=_SENT_HEADERS,
+            expose_headers=["request-id", "retry-after", "x-aegis-ignored", "x-request-id"],
         )
     return guarded

@@ -21,7 +21,7 @@ _FAMILIES = (
     "/v1/files",
     "/v1/fine_tuning",
     "/v1/images",
-    "/v1/messages",
+    "/v1/messages/batches",
     "/v1/moderations",
     "/v1/realtime",
     "/v1/rerank",

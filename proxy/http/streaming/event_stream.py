@@ -34,6 +34,11 @@ def event(value: Struct) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, value: Struct) -> bytes:
+    """One whose name is told beside its data."""
+    return f"event: {name}\n".encode() + event(value)
+
+
 def error_event(error: UserError) -> bytes:
     return event(error_body(error))
 
