@@ -24,8 +24,10 @@ from aegis.metadata.keys import Keys
 from aegis.metadata.loads import Load, Loads
 from aegis.metadata.membership import Identity, Membership
 from aegis.metadata.recorder import Recorder
+from aegis.metadata.responses import StoredResponses
 from aegis.process.scratch_directory import scratch
 from aegis.process.tasks import cancelled
+from proxy.http.responses.stored_responses import TTL_S
 
 _TOLD = {
     "replayed": "Retries answered from the record",
@@ -73,7 +75,7 @@ class StoreSettings(Struct, frozen=True):
 
 
 class Store:
-    """The store that `open_store` and `join_store` open. The HTTP layer asks `records`."""
+    """The store that `open_store` and `join_store` open. The HTTP layer asks `records` and `responses`."""
 
     def __init__(self, redis: Redis, settings: StoreSettings, identity: Identity, *, place: str) -> None:
         """`place` is how messages call the server."""
@@ -84,6 +86,7 @@ class Store:
             redis, keys, self.membership, identity.owner, ttl_s=settings.ttl_s, wait_s=settings.wait_s
         )
         self.loads = Loads(redis, keys)
+        self.responses = StoredResponses(redis, keys, self.membership, ttl_s=TTL_S)
         self.embedded: EmbeddedServer | None = None
         self._is_first = identity.is_first
         self._tasks: list[asyncio.Task[None]] = []

@@ -18,6 +18,9 @@ from proxy.http.market import Market
 from proxy.http.openai import chat, completions, models, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
+from proxy.http.responses import responses
+from proxy.http.responses.running_responses import RunningResponses
+from proxy.http.responses.stored_responses import ResponseMemory, ResponseStore
 from proxy.http.scrapes import Scrapes
 from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
@@ -41,9 +44,10 @@ def create_app(
     records: Records | None = None,
     trials: GrammarTrials | None = None,
     texts: TextWorkers | None = None,
+    kept: ResponseStore | None = None,
 ) -> ASGIApp:
-    """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` and `texts` are
-    shared with others where they are given."""
+    """The ASGI application that serves `market`. Without `records` a retry is a new request; without `kept` it keeps
+    responses in its own memory. `trials` and `texts` are shared with others where they are given."""
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
@@ -52,9 +56,11 @@ def create_app(
     app.state.answer_turns = Lock()
     app.state.scrapes = Scrapes()
     app.state.records = records or NoRecords()
+    app.state.responses = kept or ResponseMemory()
+    app.state.running_responses = RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    busy = (chat.router, completions.router, messages.router)
+    busy = (chat.router, completions.router, messages.router, responses.router)
     others = tuple(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )

@@ -45,7 +45,9 @@ def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, sett
     texts = TextWorkers()
     watched(texts.start())
     server = make_server(
-        create_app(proxy, settings, store.records if store else None, texts=texts),
+        create_app(
+            proxy, settings, store.records if store else None, texts=texts, kept=store.responses if store else None
+        ),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],
         shutdown_s=CLOSE_S,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import cast
@@ -67,6 +68,13 @@ class MessageShape:
 
     async def kept(self) -> None:
         pass
+
+    def closed(self) -> None:
+        pass
+
+    @property
+    def stop(self) -> asyncio.Event | None:
+        return None
 
     def _take(self, piece: Piece) -> list[MessageEvent]:
         self._last = piece

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -53,6 +54,7 @@ async def answer(
     release(request.scope)
     admitted.permit.use(sum(len(sequence.prompt) for sequence in sequences))
     with ExitStack() as undoing:
+        undoing.callback(shape.closed)
         record = await records_of(request).open(_recorded_call(request, served, sequences, parameters))
         undoing.callback(record.close)
         call = await GenerationRequest.submit(market_of(request), served, sequences, parameters, record)
@@ -64,6 +66,7 @@ async def answer(
     def close() -> None:
         call.cancel()
         record.close()
+        shape.closed()
         usage = call.usage()
         permit.close(usage.completion_tokens)
         if call.slow:
@@ -77,6 +80,22 @@ async def answer(
         return await _whole(request, call, shape)
     finally:
         close()
+
+
+async def _until_stopped(running: Coroutine[None, None, None], stop: asyncio.Event | None) -> None:
+    """Returns when all pieces were handed on, or when the answer shall end where it is."""
+    if stop is None:
+        await running
+        return
+    run, stopped = asyncio.create_task(running), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((run, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if run.done():
+            run.result()
+    finally:
+        run.cancel()
+        stopped.cancel()
+        await asyncio.gather(run, stopped, return_exceptions=True)
 
 
 def _log_prompts(request: Request, served: Served, sequences: Sequence[SequenceRequest]) -> None:
@@ -106,7 +125,7 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
     async def collect(choice: Choice, piece: Piece) -> None:
         pieces[choice.index].append(piece)
 
-    await while_connected(request.receive, call.run(collect))
+    await while_connected(request.receive, _until_stopped(call.run(collect), shape.stop))
     size = sum(len(piece.tokens) for of_choice in pieces for piece in of_choice)
 
     def told(index: int) -> Raw:
@@ -133,7 +152,7 @@ def _writer(call: GenerationRequest, shape: Shape) -> Callable[[Emit], Awaitable
 
         if begun := shape.begun():
             await emit(begun)
-        await call.run(tell)
+        await _until_stopped(call.run(tell), shape.stop)
         ended = shape.ended(call.usage())
         await shape.kept()
         await emit(ended)

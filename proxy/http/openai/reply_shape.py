@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -44,6 +45,15 @@ class Shape(Protocol):
         """Returns when what later requests may refer to is kept; after `ended` or `whole`, before the client has it."""
         ...
 
+    def closed(self) -> None:
+        """The reply is over, however it ended."""
+        ...
+
+    @property
+    def stop(self) -> asyncio.Event | None:
+        """Set when the answer shall end where it is; None: nobody can do that."""
+        ...
+
 
 class ChunkShape(Struct, frozen=True):
     """The part of a `Shape` that completions and chat share: each event is a chunk, and the last one is `[DONE]`."""
@@ -64,6 +74,13 @@ class ChunkShape(Struct, frozen=True):
 
     async def kept(self) -> None:
         pass
+
+    def closed(self) -> None:
+        pass
+
+    @property
+    def stop(self) -> asyncio.Event | None:
+        return None
 
     def chunk(self, index: int, piece: Piece) -> Struct | None:
         raise NotImplementedError

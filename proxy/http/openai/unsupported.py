@@ -25,7 +25,6 @@ _FAMILIES = (
     "/v1/moderations",
     "/v1/realtime",
     "/v1/rerank",
-    "/v1/responses",
     "/v1/score",
     "/v1/threads",
     "/v1/uploads",
