@@ -32,9 +32,10 @@ _CHOICE: Schema = {
     "properties": {"type": {"enum": ["any", "auto", "none", "tool"]}, "name": {"type": "string"}},
     "required": ["type"],
 }
+_THINKING_KINDS = ("adaptive", "between_tools", "disabled", "enabled")
 _THINKING: Schema = {
     "type": "object",
-    "properties": {"type": {"enum": ["adaptive", "disabled", "enabled"]}},
+    "properties": {"type": {"enum": list(_THINKING_KINDS)}},
     "required": ["type"],
 }
 _ANY = Anything({})
@@ -121,8 +122,8 @@ def _thinks(body: TokensBody) -> bool | None:
     if thinking is None:
         return None
     kind = thinking.get("type")
-    if kind not in ("adaptive", "disabled", "enabled"):
-        raise body.invalid("thinking.type", f"must be adaptive, disabled or enabled, not {shown(kind)}")
+    if kind not in _THINKING_KINDS:
+        raise body.invalid("thinking.type", f"must be one of {', '.join(_THINKING_KINDS)}, not {shown(kind)}")
     return bool(kind != "disabled")
 
 
