@@ -118,7 +118,7 @@ def test_a_header_that_changes_does_not_keep_prompts_from_being_reused(roomy: Se
             system: Any = [{"type": "text", "text": text} for text in (BILLED.format(number), "the hat sat on it")]
             return client.messages.create(model="qwen2", system=system, messages=messages, max_tokens=16, **GREEDY)
 
-        question = "the cat and the hat sat " * 6
+        question = "the cat and the hat sat " * 20
         first = turn(1, [{"role": "user", "content": question}])
         later: Any = [
             {"role": "user", "content": question},

@@ -13,8 +13,10 @@ from fastapi.routing import APIRoute
 
 from proxy.http import dashboard
 from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.anthropic import messages
 from proxy.http.fields import Fields, Parameter, Unsupported
 from proxy.http.openai import chat, completions, models, tokenize
+from proxy.http.responses import responses
 from proxy.http.security.authorise import authorise
 from proxy.http.security.key_guard import ADMIN
 from tests.fuzzing import fuzz, operations
@@ -22,7 +24,7 @@ from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import byte_text, get, market, post, says
 
 DOCUMENT: dict[str, Any] = get(market(), "/openapi.json").json()
-ROUTERS = (completions, chat, models, model_admin, memory, history, dashboard, tokenize, status)
+ROUTERS = (completions, chat, models, model_admin, memory, history, dashboard, tokenize, status, messages, responses)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,9 @@ TOOLS = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
 }
+TURNS = [{"role": "user", "content": "x"}]
+USED = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -77,6 +82,13 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("/tokenize", "TokenizeBody", {"messages": MESSAGES} | TOOLS),
     ("/tokenize", "TokenizeBody", {"prompt": "x"}),
     ("/detokenize", "DetokenizeBody", {"tokens": [1]}),
+    (
+        "/v1/messages",
+        "MessageBody",
+        {"max_tokens": 9, "messages": TURNS, "system": "x", "stop_sequences": ["y"]} | USED,
+    ),
+    ("/v1/messages/count_tokens", "TokensBody", {"messages": TURNS, "system": "x"} | USED),
+    ("/v1/responses", "ResponseBody", {"input": "x", "tools": [FUNCTION], "text": {"format": {"type": "text"}}}),
     ("/models/load", "LoadBody", {"source": "x"}),
     ("/models/update", "UpdateBody", {"slo": {"ttft_ms": 9}, "limits": {"concurrent": 1}}),
     ("/models/evict", "ModelBody", {}),
