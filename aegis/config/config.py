@@ -272,6 +272,11 @@ class RedisSettings(Section):
     )
     wait_s: Positive = Field(default=2.0, description="New requests wait so long for it and are then answered 503")
     ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
+    responses_ttl_s: Seconds = Field(
+        default=3600.0,
+        ge=0,
+        description="A response of /v1/responses is kept for so long; 0: none is, whatever it asks",
+    )
 
     @property
     def off(self) -> bool:

@@ -28,6 +28,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 5.0  # the longest silence of an event stream
     reader_timeout_s: float = 60.0  # for which a client may take nothing of one
     logs_prompts: bool = False
+    responses_ttl_s: float = 3600.0  # for which they are kept; 0: not at all
 
 
 def market_of(request: Request) -> Market:

@@ -37,6 +37,7 @@ def http_settings(config: Config) -> Settings:
         body_bytes_max=server.body_max,
         reader_timeout_s=server.reader_timeout_s,
         logs_prompts=server.log_prompts,
+        responses_ttl_s=config.redis.responses_ttl_s,
     )
 
 

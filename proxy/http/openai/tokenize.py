@@ -74,6 +74,7 @@ async def tokenize(request: Request) -> Response:
     async with admitted(request, served):
         if prompt is None:
             counted = await conversation_tokens(request, body, served, text)
+            body.end()
         else:
             body.end(TextBody)
             counted = await _counted(request, text, prompt, special=special)
@@ -84,7 +85,6 @@ async def tokenize(request: Request) -> Response:
 async def conversation_tokens(request: Request, body: TokenizeBody, served: Served, text: TextModel) -> Counted:
     """The tokens of `messages`, as a completion would begin. Raises UserError; ClientGone if the client has left."""
     rendered = await _rendered(request, body, served, text)
-    body.end()
     return await _counted(request, text, rendered, special=False)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from fastapi import Request, Response
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from aegis.core.errors import UserError
 from proxy.http.direct_routes import direct_router
@@ -76,6 +76,8 @@ class Deleted(Struct, frozen=True):
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponseBody, settings_of(request).body_bytes_max)
     head, ignored = head_of(body, _id_for(request), int(time())), Ignored()
+    if not settings_of(request).responses_ttl_s:
+        head = structs.replace(head, store=False)
 
     def failed(error: UserError) -> bytes:
         return failure(ResponseEvents(partial(item_id, head), str), head, error)

@@ -15,7 +15,7 @@ RESPONSE_BYTES_MAX = 4 << 20
 """Of one response with its conversation; a larger one is not kept."""
 
 _BYTES_MAX = 64 << 20
-TTL_S = 3600.0
+RESPONSES_TTL_S = 3600.0
 
 
 class StoredResponse(Struct, frozen=True):
@@ -54,7 +54,7 @@ class ResponseMemory:
     """Those of one proxy, in its memory. Implements `ResponseStore`. The oldest make room for new ones."""
 
     def __init__(
-        self, *, bytes_max: int = _BYTES_MAX, ttl_s: float = TTL_S, clock: Callable[[], float] = monotonic
+        self, ttl_s: float = RESPONSES_TTL_S, *, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = monotonic
     ) -> None:
         self._bytes_left = bytes_max
         self._ttl_s = ttl_s

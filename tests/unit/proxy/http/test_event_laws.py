@@ -1,4 +1,4 @@
-"""The events of messages and responses keep their laws for any reply, however it is cut, and say the same as a whole."""
+"""The events of messages and responses keep their laws for any reply, however it is cut, and say the same whole."""
 
 from __future__ import annotations
 
