@@ -93,6 +93,37 @@ def _by_proxy(reply: httpx.Response) -> dict[str, httpx.Response]:
     return {reply.headers["x-aegis-proxy"]: reply}
 
 
+def test_a_response_of_one_proxy_goes_on_at_another(served: Server) -> None:
+    at = dict[str, str]()
+
+    def asked() -> bool:
+        reply = _respond(served)
+        at[reply.headers["x-aegis-proxy"]] = reply.json()["id"]
+        return len(at) == 2
+
+    eventually(asked, "both have answered")
+    for first in at.values():
+        _goes_on_everywhere(served, first)
+
+
+def _goes_on_everywhere(served: Server, response_id: str) -> None:
+    seen, continued = dict[str, object](), dict[str, object]()
+
+    def all_did() -> bool:
+        found, later = served.get(f"/v1/responses/{response_id}"), _respond(served, previous_response_id=response_id)
+        assert (found.status_code, later.status_code) == (200, 200), later.text
+        seen[found.headers["x-aegis-proxy"]] = found.json()
+        continued[later.headers["x-aegis-proxy"]] = later.json()["usage"]["input_tokens"]
+        return len(seen) == len(continued) == 2
+
+    eventually(all_did, "both have found it")
+    assert len(set(map(str, seen.values()))) == len(set(continued.values())) == 1
+
+
+def _respond(served: Server, **more: str) -> httpx.Response:
+    return served.post("/v1/responses", {"model": "llama", "input": "the cat", "max_output_tokens": 4, **more})
+
+
 def test_models_come_and_go_at_every_proxy(served: Server, checkpoints_dir: Path) -> None:
     for _ in range(4):  # through whichever proxy
         reply = served.post("/models/load", {"source": str(checkpoints_dir / "llama"), "name": "again"})

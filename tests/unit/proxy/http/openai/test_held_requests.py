@@ -13,6 +13,7 @@ from aegis.config.config import RedisSettings
 from aegis.metadata.store import open_store
 from aegis.telemetry.registration import RegisteringModel
 from proxy.http.app import create_app
+from tests.event_laws import check_messages, check_responses, events_of
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, ScriptedModel, calling, market, says, spec
 
 PATHS = {
@@ -31,7 +32,7 @@ def asked(behind: ScriptedMarket, path: str, came: bool, **more: Any) -> httpx.R
     """What is answered where the model comes, or does not, a moment after it was asked for."""
 
     async def calls(client: httpx.AsyncClient) -> httpx.Response:
-        asking = asyncio.create_task(client.post(path, json=PATHS[path] | {"model": "new"} | more))
+        asking = asyncio.create_task(client.post(path, json=PATHS.get(path, {}) | {"model": "new"} | more))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not asking.done() and not behind.submitted
@@ -146,3 +147,19 @@ class Stream:
 def answer(stream: str) -> str:
     events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+TRANSLATED = {
+    "/v1/messages": ({"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}, check_messages),
+    "/v1/responses": ({"input": "x"}, check_responses),
+}
+
+
+@pytest.mark.parametrize("path", TRANSLATED)
+@pytest.mark.parametrize("came", [False, True])
+def test_translated_streams_that_waited_keep_the_laws_of_their_events(path: str, came: bool) -> None:
+    body, check = TRANSLATED[path]
+    stream = asked(expecting(), path, came, stream=True, **body).text
+    assert stream.startswith(": model 'new' is being registered: reading")
+    check(events_of(stream))
+    assert ("there is no model 'new'" in stream) != came

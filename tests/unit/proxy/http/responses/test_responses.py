@@ -242,6 +242,14 @@ def test_nobody_sees_the_responses_of_others() -> None:
     assert calling(behind, talk, keys=keyring(alice="a", bob="b")) == 404
 
 
+def test_a_server_that_keeps_no_responses_says_so() -> None:
+    async def talk(client: httpx.AsyncClient) -> tuple[bool, int]:
+        told = (await client.post(PATH, json=ask())).json()
+        return told["store"], (await client.get(f"{PATH}/{told['id']}")).status_code
+
+    assert calling(market(), talk, responses_ttl_s=0.0) == (False, 404)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_running_response_is_cancelled_from_elsewhere(stream: bool) -> None:
     def script(prompt: Any, sampling: Any) -> list[Any]:
