@@ -15,6 +15,7 @@ from proxy.http.request.body import ModelBody
 from proxy.http.request.messages import MESSAGES_MAX
 from proxy.http.request.sampling import STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, GenerationBody
 from proxy.http.structured.tools import TOOLS_MAX
+from proxy.http.translated import Translated
 
 _TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": ANY_OBJECT, "maxItems": MESSAGES_MAX}]}
 _TURN: Schema = {
@@ -82,26 +83,28 @@ class MessageBody(TokensBody):
 _AS_IN_CHAT = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "priority", "request_id")
 
 
-def chat_values(body: MessageBody, text: TextModel, ignored: Ignored) -> dict[str, Any]:
-    """The chat request. Raises UserError."""
-    values = conversation_values(body, text, ignored)
+def chat_request(body: MessageBody, text: TextModel, ignored: Ignored) -> Translated:
+    """Raises UserError."""
+    translated = conversation_request(body, text, ignored)
+    values = translated.values
     values |= {name: body.take(name) for name in _AS_IN_CHAT if body.given(name)}
     values["max_tokens"] = body.max_tokens
     if stops := body.stop_sequences:
         values["stop"] = stops
     if wanted := _output_format(body):
         values["response_format"] = wanted
-    return values
+    return translated
 
 
-def conversation_values(body: TokensBody, text: TextModel, ignored: Ignored) -> dict[str, Any]:
+def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) -> Translated:
     """The part of it that makes the prompt. Raises UserError."""
     values: dict[str, Any] = {
         "model": body.model,
         "messages": [*read_system(body), *read_turns(body, ignored)],
     }
-    if tools := read_tools(body, ignored):
-        values |= {"tools": tools, **read_tool_choice(body)}
+    tools = read_tools(body, ignored)
+    if tools:
+        values |= {"tools": list(tools.values()), **read_tool_choice(body)}
     variables = dict(body.chat_template_kwargs or {})
     thinks = _thinks(body)
     if thinks is not None and "enable_thinking" in (text.chat_template or ""):
@@ -113,7 +116,7 @@ def conversation_values(body: TokensBody, text: TextModel, ignored: Ignored) -> 
     for name in sorted(_NOT_SERVED):
         if body.take(name):
             ignored.add(name)
-    return values
+    return Translated(values, tuple(tools))
 
 
 def _thinks(body: TokensBody) -> bool | None:

@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import Request, Response
 from msgspec import Struct
 
-from proxy.http.anthropic.message_body import MessageBody, TokensBody, chat_values, conversation_values
+from proxy.http.anthropic.message_body import MessageBody, TokensBody, chat_request, conversation_request
 from proxy.http.anthropic.message_events import (
     BlockDelta,
     BlockStart,
@@ -34,13 +34,12 @@ from proxy.http.request_ids import id_of
 from proxy.http.security.admission import admitted
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of
-from proxy.http.translated import renamed
 
 _NAMES = {
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
-    "request_id": "request_id",
+    ".parameters": ".input_schema",
 }
 """Parameters of chat by their names here."""
 
@@ -84,10 +83,10 @@ async def create_message(request: Request) -> Response:
 
 async def _answer(request: Request, body: MessageBody, ignored: Ignored) -> Response:
     text = needs_chat_template(find_servable(market_of(request), body))
-    values = await beside_loop(lambda: chat_values(body, text, ignored), body.nbytes, few=SMALL_BYTES)
+    chat = await beside_loop(lambda: chat_request(body, text, ignored), body.nbytes, few=SMALL_BYTES)
     _end(request, body, ignored)
-    with renamed(_NAMES):
-        return await converse(request, ChatBody(values, nbytes=body.nbytes), MessageShape, cuts=True)
+    with chat.renamed(_NAMES):
+        return await converse(request, ChatBody(chat.values, nbytes=body.nbytes), MessageShape, cuts=True)
 
 
 @router.post(
@@ -110,13 +109,13 @@ async def count_tokens(request: Request) -> Response:
 
 async def _count(request: Request, body: TokensBody, served: Served, ignored: Ignored) -> int:
     text = needs_chat_template(served)
-    values = await beside_loop(lambda: conversation_values(body, text, ignored), body.nbytes, few=SMALL_BYTES)
+    chat = await beside_loop(lambda: conversation_request(body, text, ignored), body.nbytes, few=SMALL_BYTES)
     for name in ("output_config", "output_format"):
         body.take(name)
     _end(request, body, ignored)
     async with admitted(request, served):
-        with renamed(_NAMES):
-            conversation = TokenizeBody(values, nbytes=body.nbytes)
+        with chat.renamed(_NAMES):
+            conversation = TokenizeBody(chat.values, nbytes=body.nbytes)
             return (await conversation_tokens(request, conversation, served, text)).count
 
 

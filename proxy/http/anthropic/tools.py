@@ -23,9 +23,10 @@ class ToolFields(Protocol):
     def invalid(self, name: str, problem: str) -> UserError: ...
 
 
-def read_tools(body: ToolFields, ignored: Ignored) -> list[dict[str, Any]]:
-    """Those that the client runs; those that the vendor's server would run are ignored. Raises UserError."""
-    tools = list[dict[str, Any]]()
+def read_tools(body: ToolFields, ignored: Ignored) -> dict[int, dict[str, Any]]:
+    """Those that the client runs, by their places; those that the vendor's server would run are ignored. Raises
+    UserError."""
+    tools = dict[int, dict[str, Any]]()
     for index, tool in enumerate(body.tools):
         where = f"tools[{index}]"
         if not isinstance(tool, dict):
@@ -38,7 +39,7 @@ def read_tools(body: ToolFields, ignored: Ignored) -> list[dict[str, Any]]:
         if not isinstance(schema, dict):
             raise body.invalid(f"{where}.input_schema", f"must be an object, not {shown(schema)}")
         function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
-        tools.append({"type": "function", "function": function})
+        tools[index] = {"type": "function", "function": function}
     return tools
 
 

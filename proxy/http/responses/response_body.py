@@ -26,8 +26,9 @@ from proxy.http.request.body import ModelBody
 from proxy.http.request.sampling import TOKENS_MAX, GenerationBody
 from proxy.http.responses.input_items import ITEMS_MAX, prompt_messages
 from proxy.http.responses.response_items import ResponseObject
-from proxy.http.responses.tools import read_tool_choice, read_tools
+from proxy.http.responses.tools import Tools, read_tool_choice, read_tools
 from proxy.http.structured.tools import TOOLS_MAX, is_strict_kept
+from proxy.http.translated import Translated
 
 _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": ANY_OBJECT, "maxItems": ITEMS_MAX}]}
 _CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, ANY_OBJECT]}
@@ -99,9 +100,9 @@ def head_of(body: ResponseBody, response_id: str, created_s: int) -> ResponseObj
     )
 
 
-def chat_values(
+def chat_request(
     body: ResponseBody, conversation: Sequence[dict[str, Any]], text: TextModel, ignored: Ignored
-) -> dict[str, Any]:
+) -> Translated:
     """The chat request of a conversation. Raises UserError."""
     template = text.chat_template or ""
     messages = prompt_messages(body.instructions, list(conversation), knows_developers="developer" in template)
@@ -111,7 +112,9 @@ def chat_values(
     values |= {name: body.take(name) for name in _AS_IN_CHAT if body.given(name)}
     if body.max_output_tokens is not None:
         values["max_tokens"] = body.max_output_tokens
-    values |= _tools(body, text, ignored)
+    choice, tools = _tools(body, text, ignored)
+    if tools:
+        values |= {"tools": list(tools.values())} | ({} if choice is None else {"tool_choice": choice})
     if wanted := _output_format(body):
         values["response_format"] = wanted
     if variables := _variables(body, template):
@@ -123,18 +126,16 @@ def chat_values(
             ignored.add(name)
     refuse_unsupported(body, ResponseBody)
     body.end()
-    return values
+    return Translated(values, tuple(tools))
 
 
-def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> dict[str, Any]:
+def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> tuple[Any, Tools]:
     choice, tools = read_tool_choice(body, read_tools(body, ignored), ignored)
-    if not tools:
-        return {}
-    for tool in tools:
+    for at, tool in tools.items():
         if choice in (None, "auto", "none") and tool["function"]["strict"] and not is_strict_kept(text):
             tool["function"]["strict"] = None  # clients set it always; most of them without asking for it
-            ignored.add(f"strict of {tool['function']['name']}")
-    return {"tools": tools} | ({} if choice is None else {"tool_choice": choice})
+            ignored.add(f"tools[{at}].strict")
+    return choice, tools
 
 
 def _variables(body: ResponseBody, template: str) -> dict[str, Any]:

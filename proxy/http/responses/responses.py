@@ -25,7 +25,7 @@ from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of
 from proxy.http.request_notes import note
 from proxy.http.responses.input_items import InputReader, kept_calls
-from proxy.http.responses.response_body import ResponseBody, chat_values, head_of
+from proxy.http.responses.response_body import ResponseBody, chat_request, head_of
 from proxy.http.responses.response_events import ResponseEvents
 from proxy.http.responses.response_items import ResponseObject, said
 from proxy.http.responses.response_shape import ResponseShape, failure, item_id
@@ -41,7 +41,7 @@ from proxy.http.responses.stored_responses import (
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of
-from proxy.http.translated import renamed
+from proxy.http.translated import Translated
 
 _NAMES = {
     "max_tokens": "max_output_tokens",
@@ -95,21 +95,20 @@ async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ig
     text = needs_chat_template(find_servable(market_of(request), body))
     before = await _conversation_before(request, body)
 
-    def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def read() -> tuple[list[dict[str, Any]], Translated]:
         conversation = [*before, *InputReader(body, ignored).read()]
-        return conversation, chat_values(body, conversation, text, ignored)
+        return conversation, chat_request(body, conversation, text, ignored)
 
-    conversation, values = await beside_loop(read, body.nbytes, few=SMALL_BYTES)
+    conversation, chat = await beside_loop(read, body.nbytes, few=SMALL_BYTES)
 
     async def keep(response: ResponseObject) -> None:
         if response.store:
             await _keep(request, response, conversation)
 
-    with renamed(_NAMES):
-        chat = ChatBody(values, nbytes=body.nbytes)
+    with chat.renamed(_NAMES):
         running, key = running_of(request), key_of(caller_of(request).name, head.id)
         shape = partial(ResponseShape, head, keep, partial(running.begin, key), partial(running.end, key))
-        return await converse(request, chat, shape, cuts=True)
+        return await converse(request, ChatBody(chat.values, nbytes=body.nbytes), shape, cuts=True)
 
 
 async def _conversation_before(request: Request, body: ResponseBody) -> list[dict[str, Any]]:

@@ -254,6 +254,12 @@ def test_bad_input_is_refused_in_anthropic_s_form(parameters: dict[str, Any], sa
     }
 
 
+def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}, TOOL | {"input_schema": {"not": {}}}]
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice={"type": "any"}))
+    assert reply.json()["error"]["message"].startswith("'tools[1].input_schema"), reply.text
+
+
 def test_parameters_of_betas_are_tolerated() -> None:
     body = ask(something_new={"x": 1})
     assert post(market(), PATH, body).status_code == 400

@@ -181,6 +181,12 @@ def test_output_is_held_to_a_schema() -> None:
     assert error["param"].startswith("text.format.schema") and "'text.format.schema" in error["message"]
 
 
+def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
+    tools = [{"type": "web_search"}, TOOL | {"parameters": {"not": {}}}]
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice="required"))
+    assert reply.json()["error"]["param"].startswith("tools[1].parameters"), reply.text
+
+
 def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     for stream in (False, True):
         behind = market(says("abc", reason=FinishReason.LENGTH))
