@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import blake2b
-from time import time
 from typing import cast
 
 from msgspec import Raw, Struct, structs
@@ -31,10 +30,16 @@ from proxy.http.streaming.event_stream import named_event
 from proxy.http.streaming.transcript import Piece
 from proxy.http.structured.tool_calls import MISTRAL
 
-Begin = Callable[[], RunningResponse]
-End = Callable[[RunningResponse, ResponseObject | None], None]
-Keep = Callable[[ResponseObject], Awaitable[None]]
-"""Keeps a finished response for later requests, if it is to be."""
+
+class Callbacks(Struct, frozen=True):
+    """`begin` and `end` are called when a response runs, and when it is over; `keep` keeps it for later requests, if it
+    is to be, and `now_s` is the date."""
+
+    begin: Callable[[], RunningResponse]
+    end: Callable[[RunningResponse, ResponseObject | None], None]
+    keep: Callable[[ResponseObject], Awaitable[None]]
+    now_s: Callable[[], float]
+
 
 _ERRORS = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -42,16 +47,16 @@ _ERRORS = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 class ResponseShape:
     """A `reply_shape.Shape` of one choice."""
 
-    def __init__(self, head: ResponseObject, keep: Keep, begin: Begin, end: End, asked: Conversation) -> None:
-        """`head` is the response as it begins. `begin` and `end` are called when it runs, and when it is over."""
+    def __init__(self, head: ResponseObject, callbacks: Callbacks, asked: Conversation) -> None:
+        """`head` is the response as it begins."""
         self._head = structs.replace(head, model=asked.served.spec.model)
-        self._keep = keep
+        self._callbacks = callbacks
         self._mistral = bool(asked.reading.tools and asked.reading.tools.form is MISTRAL)
         self._reader = ChatReader(asked.reading)
         self._events = ResponseEvents(self._name_item, self._name_call)
         self._finish: FinishReason | None = None
         self._final: ResponseObject | None = None
-        self._running, self._end = begin(), end
+        self._running = callbacks.begin()
 
     @property
     def stop(self) -> asyncio.Event:
@@ -83,10 +88,10 @@ class ResponseShape:
 
     async def kept(self) -> None:
         if self._final:
-            await self._keep(self._final)
+            await self._callbacks.keep(self._final)
 
     def closed(self) -> None:
-        self._end(self._running, self._final)
+        self._callbacks.end(self._running, self._final)
 
     def _take(self, piece: Piece) -> list[ResponseEvent]:
         self._finish = piece.finish
@@ -111,7 +116,7 @@ class ResponseShape:
             self._head,
             status=ended,
             incomplete_details=Incomplete("max_output_tokens") if cut else None,
-            completed_at=int(time()) if ended == "completed" else None,
+            completed_at=int(self._callbacks.now_s()) if ended == "completed" else None,
             output=self._events.output,
             usage=told,
         )

@@ -28,7 +28,7 @@ from proxy.http.responses.input_items import InputReader, kept_calls
 from proxy.http.responses.response_body import ResponseBody, chat_request, head_of
 from proxy.http.responses.response_events import ResponseEvents
 from proxy.http.responses.response_items import ResponseObject, said
-from proxy.http.responses.response_shape import ResponseShape, failure, item_id
+from proxy.http.responses.response_shape import Callbacks, ResponseShape, failure, item_id
 from proxy.http.responses.running_responses import RunningResponses
 from proxy.http.responses.stored_responses import (
     RESPONSE_BYTES_MAX,
@@ -107,7 +107,8 @@ async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ig
 
     with chat.renamed(_NAMES):
         running, key = running_of(request), key_of(caller_of(request).name, head.id)
-        shape = partial(ResponseShape, head, keep, partial(running.begin, key), partial(running.end, key))
+        callbacks = Callbacks(partial(running.begin, key), partial(running.end, key), keep, time)
+        shape = partial(ResponseShape, head, callbacks)
         return await converse(request, ChatBody(chat.values, nbytes=body.nbytes), shape, cuts=True)
 
 

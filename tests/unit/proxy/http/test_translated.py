@@ -13,11 +13,6 @@ NAMES = {
     "response_format.json_schema": "text.format",
     ".parameters": ".schema",
 }
-    "messages": "input",
-    "stop": "stop_sequences",
-    "response_format.json_schema": "text.format",
-    ".parameters": ".schema",
-}
 
 
 @pytest.mark.parametrize(
