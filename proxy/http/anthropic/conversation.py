@@ -102,17 +102,23 @@ def _asked(body: ConversationFields, where: str, content: Any, ignored: Ignored)
             if texts:
                 yield {"role": "user", "content": "\n".join(texts)}
                 texts = []
-            yield _result(body, at, block)
+            yield _result(body, at, block, ignored)
         else:
             _pass_over(body, at, kind, ignored)
     if texts:
         yield {"role": "user", "content": "\n".join(texts)}
 
 
-def _result(body: ConversationFields, at: str, block: dict[str, Any]) -> dict[str, Any]:
+def _result(body: ConversationFields, at: str, block: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
     content = block.get("content")
     if content is not None and not isinstance(content, str):
-        content = "\n".join(text for _, text in _texts(body, f"{at}.content", content))
+        texts = list[str]()
+        for inner, part in _blocks(body, f"{at}.content", content):
+            if part.get("type") == "text":
+                texts.append(_text(body, inner, part))
+            else:
+                _pass_over(body, inner, part.get("type"), ignored)
+        content = "\n".join(texts)
     return {"role": "tool", "tool_call_id": _name(body, at, block, "tool_use_id"), "content": content or ""}
 
 

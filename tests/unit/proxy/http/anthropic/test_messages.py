@@ -21,6 +21,7 @@ TEMPLATE = (
     "{{ m.tool_call_id }}{% endfor %}"
 )
 TOOL = {"name": "f", "description": "of x", "input_schema": {"type": "object", "properties": {"a": {}}}}
+TEXT = {"type": "text", "text": "done"}
 CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -113,7 +114,7 @@ def test_the_blocks_of_a_conversation_reach_the_template_in_their_order() -> Non
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "done"}]},
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_reference"}, TEXT]},
                 {"type": "tool_result", "tool_use_id": "c2", "is_error": True},
                 {"type": "text", "text": "go"},
             ],
@@ -121,6 +122,7 @@ def test_the_blocks_of_a_conversation_reach_the_template_in_their_order() -> Non
     ]
     reply = post(behind, PATH, ask(messages=turns))
     assert reply.status_code == 200, reply.text
+    assert reply.headers["x-aegis-ignored"] == "messages[3].content[0].content[0] (tool_reference)"
     said = '[user]one\ntwo[assistant]hm so(c1 f {"a": 1})[tool]donec1[tool]c2[user]go'
     assert prompt_of(behind).endswith("<tool_call>" + said)
 

@@ -154,6 +154,17 @@ def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     assert only.status_code == 200
 
 
+def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them() -> None:
+    """Clients always send it; it is kept to in the form of Hermes, and where a call is demanded."""
+    listed = byte_text('{{ tools }}"parameters"{{ messages }}')
+    reply = post(market(text=listed), PATH, ask(tools=[{"type": "web_search"}, TOOL]))
+    assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tools[1].strict")
+    behind = market(says("x"), text=byte_text(TEMPLATE))
+    assert "x-aegis-ignored" not in post(behind, PATH, ask(tools=[TOOL])).headers
+    grammar = behind.submitted[0][2].grammar
+    assert grammar and grammar.kind == "structural_tag"
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
