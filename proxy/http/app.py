@@ -57,6 +57,7 @@ def create_app(
     app.state.scrapes = Scrapes()
     app.state.records = records or NoRecords()
     app.state.responses = kept or ResponseMemory(app.state.settings.responses_ttl_s)
+    app.state.background = set()
     app.state.running_responses = RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()

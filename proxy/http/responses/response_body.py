@@ -48,6 +48,7 @@ class ResponseBody(ModelBody):
     text = Object()
     reasoning = Object()
     store = Flag(True)
+    background = Flag(False)
     previous_response_id = Text(None)
     stream = Flag(False)
     stream_options = Object()
@@ -70,7 +71,6 @@ class ResponseBody(ModelBody):
     context_management = Anything({}, about="Ignored")
     include = Anything({}, about="Ignored")
     moderation = Anything({}, about="Ignored")
-    background = Unsupported(False)
     conversation = Unsupported()
     prompt = Unsupported()
     top_logprobs = Unsupported(0)
@@ -79,6 +79,8 @@ class ResponseBody(ModelBody):
 def head_of(body: ResponseBody, response_id: str, created_s: int) -> ResponseObject:
     """The response as it begins. Raises UserError."""
     again = {name: body.take(name) for name in _TOLD_AGAIN}
+    if body.background and (body.stream or not body.store):
+        raise body.invalid("background", "cannot be had with 'stream', nor without 'store'")
     return ResponseObject(
         id=response_id,
         created_at=created_s,
@@ -90,6 +92,7 @@ def head_of(body: ResponseBody, response_id: str, created_s: int) -> ResponseObj
         previous_response_id=body.previous_response_id,
         reasoning={"effort": None, "summary": None} | (body.reasoning or {}),
         store=body.store,
+        background=body.background,
         temperature=body.temperature,
         text={"format": {"type": "text"}} | (body.text or {}),
         tool_choice=body.tool_choice or "auto",

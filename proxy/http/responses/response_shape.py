@@ -138,11 +138,12 @@ def failure(events: ResponseEvents, head: ResponseObject, error: UserError) -> b
     """The last events of a stream that cannot go on, of which nothing may have been told yet."""
     begun = [] if events.begun else events.begin(head)
     closed = events.close("incomplete")
-    code = _ERRORS.get(error.status, "server_error")
-    failed = structs.replace(
-        head, status="failed", error=ResponseError(code, error.message), output=list(events.output)
-    )
-    return _worded([*begun, *closed, *events.end(failed)])
+    return _worded([*begun, *closed, *events.end(failed_response(head, error, events.output))])
+
+
+def failed_response(head: ResponseObject, error: UserError, output: Sequence[Item] = ()) -> ResponseObject:
+    told = ResponseError(_ERRORS.get(error.status, "server_error"), error.message)
+    return structs.replace(head, status="failed", error=told, output=list(output))
 
 
 def _worded(events: Sequence[ResponseEvent]) -> bytes:

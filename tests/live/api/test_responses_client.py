@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.event_laws import check_responses, events_of
-from tests.live.server import Server
+from tests.live.server import Server, eventually
 
 SCHEMA: Any = {
     "type": "object",
@@ -104,6 +104,18 @@ def test_a_stream_is_cancelled_from_another_connection(client: openai.OpenAI) ->
     assert last.response.status == ended.status and ended.status in ("cancelled", "completed", "incomplete")
 
 
+def test_a_response_in_the_background_is_found_when_it_has_ended(client: openai.OpenAI) -> None:
+    body: Any = {"model": "llama", "input": "the cat", "max_output_tokens": 8, "temperature": 0}
+    whole = client.responses.create(**body)
+    begun = client.responses.create(background=True, **body)
+
+    def ended() -> Any:
+        told = client.responses.retrieve(begun.id)
+        return told if told.status != "in_progress" else None
+
+    assert eventually(ended, "it has ended").output_text == whole.output_text
+
+
 def test_the_asynchronous_client(server: Server) -> None:
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
@@ -119,7 +131,7 @@ def test_the_asynchronous_client(server: Server) -> None:
 @pytest.mark.parametrize(
     ("parameters", "param"),
     [
-        ({"background": True}, "background"),
+        ({"conversation": "x"}, "conversation"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
     ],

@@ -133,12 +133,13 @@ def test_items_reach_the_template_as_turns() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "done"},
         {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}]},
         {"type": "web_search_call", "id": "w"},
+        {"role": "developer", "content": "now"},
         {"role": "user", "content": "go"},
     ]
     reply = post(behind, PATH, ask(items, instructions="first"))
     assert reply.status_code == 200, reply.text
-    said = '[system]first\nbe[user]one\ntwo[assistant]hm so(c1 f {"a": 1})(c2 f {})[tool]donec1[tool]noc2[user]go'
-    assert prompt_of(behind).endswith(said)
+    said = '[system]first\nbe[user]one\ntwo[assistant]hm so(c1 f {"a": 1})(c2 f {})[tool]donec1[tool]noc2'
+    assert prompt_of(behind).endswith(said + "[system]now[user]go")
     assert reply.headers["x-aegis-ignored"] == "input[5].arguments (no JSON object), input[8] (web_search_call)"
 
 
@@ -295,6 +296,73 @@ def test_a_running_response_is_cancelled_from_elsewhere(stream: bool) -> None:
     assert (events[-1]["response"] if stream else reply.json()) == ended
 
 
+async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
+    async with asyncio.timeout(20):
+        while (told := (await client.get(f"{PATH}/{response_id}")).json())["status"] == "in_progress":
+            await asyncio.sleep(0)
+    return told
+
+
+@pytest.mark.parametrize("broke", [False, True])
+def test_a_response_in_the_background_is_found_when_it_has_ended(broke: bool) -> None:
+    may_end: asyncio.Event | None = None
+
+    async def wait() -> None:
+        assert may_end is not None
+        await may_end.wait()
+
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), wait(), Failed("broke") if broke else Finished(FinishReason.STOP)]
+
+    behind = market(script)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        nonlocal may_end
+        may_end = asyncio.Event()
+        same = {"x-request-id": "r"}
+        begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
+        assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
+        assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun
+        assert (await client.post(PATH, json=ask(background=True), headers=same)).json() == begun, "a retry begins none"
+        early = await client.post(PATH, json=ask("x", previous_response_id=begun["id"]))
+        assert early.json()["error"]["code"] == "previous_response_not_ended"
+        may_end.set()
+        told = await ended(client, begun["id"])
+        assert len(behind.submitted) == 1
+        if broke:
+            assert (told["status"], told["error"]) == ("failed", {"code": "server_error", "message": "broke"})
+        else:
+            assert told["output"][0]["content"][0]["text"] == "ab"
+            assert (await client.post(PATH, json=ask("x", previous_response_id=begun["id"]))).status_code == 200
+
+    calling(behind, talk)
+    assert [permit.answer_tokens is None for permit in behind.permits] == [False] * len(behind.permits)
+
+
+def test_bad_input_for_the_background_is_refused_at_once() -> None:
+    assert post(market(), PATH, ask(5, background=True)).status_code == 400
+
+
+def test_a_response_in_the_background_is_cancelled() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    behind = market(script)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        begun = (await client.post(PATH, json=ask(background=True))).json()
+        while not behind.handles:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        cancelled = (await client.post(f"{PATH}/{begun['id']}/cancel")).json()
+        assert (cancelled["status"], cancelled["output"][0]["status"]) == ("cancelled", "incomplete")
+        assert await ended(client, begun["id"]) == cancelled
+
+    calling(behind, talk)
+    assert behind.handles[0].cancelled
+
+
 def id_of_request(request_id: str) -> str:
     """As `responses.py` makes it, of a caller without a key."""
     return str(post(market(), PATH, ask(), headers={"x-request-id": request_id}).json()["id"])
@@ -311,7 +379,8 @@ def id_of_request(request_id: str) -> str:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"background": True}, "background"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"conversation": "x"}, "conversation"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"temperature": 5}, "temperature"),
