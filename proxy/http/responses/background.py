@@ -26,7 +26,7 @@ async def begin(request: Request, head: ResponseObject, work: Callable[[Request]
     found = await kept.find(request, head.id)
     if found is not None:
         return Response(bytes(found.response), media_type="application/json")
-    await kept.put(request, head, [])
+    await kept.put(request, head, kept.KeptConversation())
     release(request.scope)
     later = admission.detached(request)
     tasks: set[asyncio.Task[None]] = request.app.state.background
@@ -49,6 +49,6 @@ async def _work(request: Request, head: ResponseObject, work: Callable[[Request]
         admission.end(request.scope)
     if failure:
         try:
-            await kept.put(request, failed_response(head, failure), [])
+            await kept.put(request, failed_response(head, failure), kept.KeptConversation())
         except UserError as error:
             _log.warning("a response that failed is not kept: %s", error.message)

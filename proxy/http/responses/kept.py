@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from aegis.core.errors import UserError
 from proxy.http.errors import shown
+from proxy.http.json_bounds import check_counts
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_notes import note
 from proxy.http.responses.input_items import kept_calls
@@ -42,38 +43,56 @@ def own_key(request: Request, response_id: str) -> str:
     return key_of(caller_of(request).name, response_id)
 
 
+class KeptConversation(Struct, frozen=True):
+    """A conversation that goes on; `nbytes` is its size."""
+
+    messages: Sequence[dict[str, Any]] = ()
+    nbytes: int = 0
+
+
 async def find(request: Request, response_id: str) -> StoredResponse | None:
     """Raises UserError: 503."""
     found = await store_of(request).find(own_key(request, response_id))
-    return None if found is None else await beside_loop(lambda: decode(found), len(found), few=SMALL_BYTES)
+    return None if found is None else await _decoded(found)
 
 
-async def conversation_before(request: Request, previous: str | None) -> list[dict[str, Any]]:
+async def _decoded(stored: bytes) -> StoredResponse:
+    return await beside_loop(lambda: decode(stored), len(stored), few=SMALL_BYTES)
+
+
+async def conversation_before(request: Request, previous: str | None) -> KeptConversation:
     """Raises UserError: 400 where the response before is not kept (any more), or has not ended; 503."""
     if previous is None:
-        return []
-    found = await find(request, previous)
+        return KeptConversation()
+    found = await store_of(request).find(own_key(request, previous))
     if found is None:
         message = f"there is no response {shown(previous)} (any more): send its items in 'input'"
         raise UserError(message, param="previous_response_id", code="previous_response_not_found")
-    if not found.conversation:
+    conversation = (await _decoded(found)).conversation
+    if not conversation:
         message = f"the response {shown(previous)} has not ended with an answer"
         raise UserError(message, param="previous_response_id", code="previous_response_not_ended")
-    return found.conversation
+    return KeptConversation(conversation, len(found))
 
 
-async def keep(request: Request, response: ResponseObject, conversation: Sequence[dict[str, Any]]) -> None:
+async def keep(request: Request, response: ResponseObject, before: KeptConversation) -> None:
     """An answer that is there is given, whether it can be kept or not."""
     answer = kept_calls(said(response.output))
     try:
-        await put(request, response, [*conversation, answer])
+        await put(request, response, KeptConversation([*before.messages, answer], before.nbytes))
     except UserError as error:
-        note(request.scope, kept=f"no, {error.message}")
+        note(request.scope, kept=f"no: {error.message}")
 
 
-async def put(request: Request, response: ResponseObject, conversation: list[dict[str, Any]]) -> None:
-    """Raises UserError: 503; 400 where it is too large."""
-    stored = encode(StoredResponse(Raw(encode(response)), conversation))
-    if len(stored) > RESPONSE_BYTES_MAX:
-        raise UserError(f"the response is too large: more than {RESPONSE_BYTES_MAX >> 20} MiB with its conversation")
+async def put(request: Request, response: ResponseObject, conversation: KeptConversation) -> None:
+    """Raises UserError: 503; 400 where it is too large, or would take too long to read again."""
+
+    def encoded() -> bytes:
+        stored = encode(StoredResponse(Raw(encode(response)), list(conversation.messages)))
+        if len(stored) > RESPONSE_BYTES_MAX:
+            raise UserError(f"the response has more than {RESPONSE_BYTES_MAX >> 20} MiB with its conversation")
+        check_counts(stored)
+        return stored
+
+    stored = await beside_loop(encoded, conversation.nbytes, few=SMALL_BYTES)
     await store_of(request).keep(own_key(request, response.id), stored)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from hashlib import blake2b
 from time import time
-from typing import Any
 
 import msgspec
 from fastapi import Request, Response
@@ -87,20 +86,22 @@ async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ig
     text = needs_chat_template(find_servable(market_of(request), body))
     before = await kept.conversation_before(request, body.previous_response_id)
 
-    def read() -> tuple[list[dict[str, Any]], Translated]:
-        conversation = [*before, *InputReader(body, ignored).read()]
-        return conversation, chat_request(body, conversation, text, ignored)
+    nbytes = before.nbytes + body.nbytes
 
-    conversation, chat = await beside_loop(read, body.nbytes, few=SMALL_BYTES)
+    def read() -> tuple[kept.KeptConversation, Translated]:
+        conversation = [*before.messages, *InputReader(body, ignored).read()]
+        return kept.KeptConversation(conversation, nbytes), chat_request(body, conversation, text, ignored)
+
+    conversation, chat = await beside_loop(read, nbytes, few=SMALL_BYTES)
 
     async def generate(asking: Request) -> Response:
-        return await _converse(asking, head, conversation, chat, body.nbytes)
+        return await _converse(asking, head, conversation, chat)
 
     return await (background.begin(request, head, generate) if head.background else generate(request))
 
 
 async def _converse(
-    request: Request, head: ResponseObject, conversation: list[dict[str, Any]], chat: Translated, nbytes: int
+    request: Request, head: ResponseObject, conversation: kept.KeptConversation, chat: Translated
 ) -> Response:
     async def keep(response: ResponseObject) -> None:
         if response.store:
@@ -110,7 +111,7 @@ async def _converse(
     callbacks = Callbacks(partial(running.begin, key), partial(running.end, key), keep, time)
     with chat.renamed(_NAMES):
         shape = partial(ResponseShape, head, callbacks)
-        return await converse(request, ChatBody(chat.values, nbytes=nbytes), shape, cuts=True)
+        return await converse(request, ChatBody(chat.values, nbytes=conversation.nbytes), shape, cuts=True)
 
 
 @router.get(

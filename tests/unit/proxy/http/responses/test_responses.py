@@ -248,6 +248,19 @@ def test_a_conversation_goes_on_from_a_response_and_its_instructions_do_not() ->
     assert {error["code"] for error in calling(behind, talk)} == {"response_not_found"}
 
 
+def test_a_conversation_that_takes_long_to_read_again_is_not_kept() -> None:
+    """Each of its requests is within the bounds of bodies; together they are not."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"a": [""] * 40_000})}
+
+    async def talk(client: httpx.AsyncClient) -> list[int]:
+        first = (await client.post(PATH, json=ask([call, {"role": "user", "content": "x"}]))).json()["id"]
+        again = ask([call, {"role": "user", "content": "x"}], previous_response_id=first)
+        second = (await client.post(PATH, json=again)).json()["id"]
+        return [(await client.get(f"{PATH}/{each}")).status_code for each in (first, second)]
+
+    assert calling(market(), talk) == [200, 404]
+
+
 def test_nobody_sees_the_responses_of_others() -> None:
     behind = market()
 
