@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.event_laws import check_messages, events_of
-from tests.live.server import Server
+from tests.live.server import Server, eventually
 
 MESSAGES: Any = [{"role": "user", "content": "the cat sat"}]
 SCHEMA: Any = {
@@ -119,7 +119,9 @@ def test_a_header_that_changes_does_not_keep_prompts_from_being_reused(roomy: Se
             return client.messages.create(model="qwen2", system=system, messages=messages, max_tokens=16, **GREEDY)
 
         question = "the cat and the hat sat " * 20
+        before = roomy.metrics().total("prefix_kept_blocks_total")
         first = turn(1, [{"role": "user", "content": question}])
+        eventually(lambda: roomy.metrics().total("prefix_kept_blocks_total") > before, "the first is kept")
         later: Any = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": first.content},
