@@ -36,6 +36,10 @@ _PROBLEMS = {
     429: "A limit is reached; `Retry-After` says when to come again",
     503: "Not at present: the server ends, or the model failed",
 }
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 ASKING = (400, 401, 404, 409, 413, 422, 429, 503)
 COMMANDING = (400, 401, 403, 404, 409, 413)
 LOOKING = (400, 401, 403)
@@ -114,8 +118,8 @@ def _document(title: str, version: str, routes: list[APIRoute]) -> dict[str, Any
     _, schemas = schema_components(structs, ref_template=_REFERENCE)
     schemas |= {each.__name__: schema_of(each) for each in referred if issubclass(each, Fields)}
     return document | {
-        "security": [{}, {"key": []}],
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}, {"x-api-key": []}],
+        "components": {"schemas": schemas, "securitySchemes": _KEYS},
     }
 
 

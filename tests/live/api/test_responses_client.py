@@ -156,6 +156,17 @@ def test_a_second_turn_prefills_only_what_is_new(roomy: Server) -> None:
     assert usage.input_tokens - cached <= 0.3 * usage.input_tokens, usage
 
 
+def test_a_retry_gets_the_same_items(server: Server) -> None:
+    def asked(stream: bool) -> dict[str, Any]:
+        body = {"model": "llama", "input": "the cat", "max_output_tokens": 9, "stream": stream}
+        headers = {"x-request-id": "retried-response"}
+        reply = httpx.post(f"{server.url}/v1/responses", json=body, headers=headers, timeout=120, trust_env=False)
+        told = events_of(reply.text)[-1]["response"] if stream else reply.json()
+        return {name: told[name] for name in ("id", "output", "usage")}
+
+    assert asked(True) == asked(False) == asked(True)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_stream_keeps_the_laws(server: Server, seed: int) -> None:
     model = ("llama", "qwen3", "mistral", "granite", "phi3", "gemma2")[seed]
