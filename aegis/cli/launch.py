@@ -67,9 +67,15 @@ def launch(
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo market, also beside other models.")] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from a YAML file.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="KIND", help="cpu or cuda. [default: cpu]")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="cpu, cuda, or auto: cuda where there are GPUs. [default: auto]"),
+    ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="N", help="Devices that the instances are dealt to in turn. [default: 1]")
+        str | None,
+        typer.Option(
+            metavar="N", help="Devices that the instances are dealt to in turn; on cuda, all if not given. [default: 1]"
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
         str | None,
@@ -90,7 +96,10 @@ def launch(
     ] = False,
     device_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of each device, for weights and KV. [default: 1GiB]"),
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each device, for weights and KV; on cuda, nine tenths of it if not given. [default: 1GiB]",
+        ),
     ] = None,
     host_memory: Annotated[
         str | None,

@@ -14,6 +14,7 @@ from aegis import __version__
 from aegis.admin_client import Refused
 from aegis.cli.config import check, schema
 from aegis.cli.ctl import ctl
+from aegis.cli.doctor import doctor
 from aegis.cli.explain import explain
 from aegis.cli.launch import demo, launch
 from aegis.cli.memory import limit_memory, show_memory, trim_memory
@@ -74,6 +75,7 @@ def aegis(
     Examples:
       aegis launch                                  the demo market on http://127.0.0.1:8000
       aegis launch --models ~/checkpoints           your own models
+      aegis doctor                                  what is here, and what would run
       aegis models list                             the models of a running server
       aegis top                                     the activity of its instances
       aegis memory                                  the use of its memory
@@ -99,6 +101,7 @@ def _help_unless_command(context: typer.Context) -> int:
 
 app.command("launch")(launch)
 app.command("demo")(demo)
+app.command("doctor")(doctor)
 app.command("top")(top)
 app.command("explain")(explain)
 app.command("simulate")(simulate)

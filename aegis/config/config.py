@@ -113,7 +113,10 @@ class Instances(Section):
         description="An instance changes between prefill and decode where one of them is short of instances for long: "
         "docs/policies.md",
     )
-    devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
+    devices: Count = Field(
+        default=1,
+        description="Devices that the instances are dealt to in turn, which share them; if not set, all GPUs",
+    )
     tensor_parallel_size: Count = Field(
         default=1, description="Processes of each instance, on a device each, that share every model out"
     )
@@ -201,7 +204,8 @@ class Memory(Section):
 
     device: Size = Field(
         default=1 << 30,
-        description="Memory of each device, for weights and KV of its instances, which share it as needed",
+        description="Memory of each device, for weights and KV of its instances, which share it as needed; if not set, "
+        "nine tenths of what is free on a GPU",
     )
     floor: Size = Field(default=64 << 20, description="Part of its device's memory that an idle instance keeps")
     idle_s: Positive = Field(default=30.0, description="An instance is trimmed to the floor when idle for so long")
@@ -334,7 +338,9 @@ class Config(Section):
     api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
     sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Kind of device: cpu or cuda; auto: cuda where there are GPUs"
+    )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
     engine: EngineName = Field(default="transformers", description="Engine that runs the models: docs/vllm.md")
     instances: Instances = Instances()

@@ -31,6 +31,7 @@ from aegis.launcher.configured_models import sources_of
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
+from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.model_catalogue import CatalogueModel
@@ -62,16 +63,28 @@ def main(config: Config, reading: Reading | None = None) -> int:
     logs.guard_streams(log_settings(config))
     logs.setup(log_settings(config))
     allow_many_open_files()
+    config, gpus = on_this_machine(config)
+    if reading:
+        file, read = reading
+        reading = file, lambda: with_gpus(read(), gpus)
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
+    refuse_unlaunchable(config)
+    for line in (dealt(config, gpus), counts_ignored(config)):
+        if line:
+            sys.stderr.write(f"aegis: {line}\n")
+    sources = sources_of(config, demo=config.serves_demo)
+    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
+
+
+def refuse_unlaunchable(config: Config) -> None:
+    """Raises UserError for what cannot run on this machine, before anything is started."""
     _check_sizes(config)
     _refuse_without_engine(config)
     if config.ray.address:
         refuse_without_ray()
     _refuse_to_change_mixed(config)
     _refuse_to_migrate(config)
-    sources = sources_of(config, demo=config.serves_demo)
-    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
 
 
 async def _serve_to_the_end(

@@ -14,27 +14,11 @@ import pytest
 import typer.main
 
 from aegis import __version__
-from aegis.cli.main import app, main, valued
+from aegis.cli.main import app, valued
 from aegis.config.config import OPTIONS, Config, SloTargets, leaves
 from aegis.config.sizes import format_size
 
 HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
-
-
-class Run:
-    """The result of one command."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["aegis", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        self.code = exit_.value.code
-        self.out, self.err = capsys.readouterr()
-
-
-@pytest.fixture
-def aegis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: Run(capsys, monkeypatch, *arguments)
 
 
 def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
