@@ -144,6 +144,12 @@ def launch(
         typer.Option(metavar="KEY", help="Changes of models or memory need this key; rather AEGIS_ADMIN_KEY."),
     ] = None,
     admin_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="A file that holds it.")] = None,
+    ssl_certfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Clients connect over TLS: the certificate, PEM.")
+    ] = None,
+    ssl_keyfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its key, if that is in a file of its own, PEM.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Web pages of this origin may ask; *: all. Repeatable.")
     ] = None,

@@ -175,6 +175,10 @@ class Server(Section):
         description="Its senders may add and remove models and move memory; without one, this machine's users may",
     )
     admin_key_file: str | None = Field(default=None, description="A file that holds it")
+    ssl_certfile: str | None = Field(
+        default=None, description="Clients connect over TLS: PEM of the certificate, then of those that vouch for it"
+    )
+    ssl_keyfile: str | None = Field(default=None, description="PEM of its key, if that is in a file of its own")
     status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
@@ -196,6 +200,8 @@ class Server(Section):
         for name in ("api_key", "admin_key"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 raise ValueError(f"should have either {name} or {name}_file")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile is the key of a certificate: give ssl_certfile, too")
         return self
 
 
@@ -431,6 +437,8 @@ OPTIONS: dict[str, Key] = {
     "api_key_file": ("server", "api_key_file"),
     "admin_key": ("server", "admin_key"),
     "admin_key_file": ("server", "admin_key_file"),
+    "ssl_certfile": ("server", "ssl_certfile"),
+    "ssl_keyfile": ("server", "ssl_keyfile"),
     "cors_origin": ("server", "cors_origins"),
     "max_body": ("server", "body_max"),
     "refuse_late": ("server", "refuse_late"),

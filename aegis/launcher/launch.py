@@ -44,6 +44,7 @@ from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
+from proxy.live.certificate import Certificate
 from proxy.live.listening import listen
 from proxy.live.serving import CLOSE_S, acceptors, drained, http_server, http_settings, running
 from proxy.live.settings import ProxySettings
@@ -85,6 +86,8 @@ def refuse_unlaunchable(config: Config) -> None:
         refuse_without_ray()
     _refuse_to_change_mixed(config)
     _refuse_to_migrate(config)
+    if tls := http_settings(config).tls:
+        Certificate(tls)
 
 
 async def _serve_to_the_end(
@@ -143,7 +146,7 @@ async def _serve(
         if reading:
             watch = ConfigWatch(*reading, config, market.node)
             await stack.enter_async_context(running(watch.run()))
-        _announce(console, market, listener)
+        _announce(console, market, listener, tls=http.tls is not None)
         await _first(serving, stop)
         stop.clear()
         market.node.drain(drain_s)
@@ -287,9 +290,10 @@ async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[
             raise UserError(f"after {_START_S:.0f} s still {market.queries.is_ready()[1]}; see the log above") from None
 
 
-def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:
+def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, tls: bool) -> None:
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if tls else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     models: list[CatalogueModel] = list(market.queries.models().values())
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"aegis serves {len(models)} models on {url}")

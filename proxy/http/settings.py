@@ -17,6 +17,13 @@ from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.streaming.keep_alive import KeepAlive
 
 
+class TlsFiles(Struct, frozen=True):
+    """Both PEM."""
+
+    certificate: str  # with those that vouch for it behind it
+    key: str = ""  # in the same file if not given
+
+
 class Settings(Struct, frozen=True, kw_only=True):
     """The same for all proxies of a server, but for `proxy`."""
 
@@ -28,6 +35,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 5.0  # the longest silence of an event stream
     reader_timeout_s: float = 60.0  # for which a client may take nothing of one
     logs_prompts: bool = False
+    tls: TlsFiles | None = None
 
 
 def market_of(request: Request) -> Market:

@@ -1,4 +1,4 @@
-"""Several proxies serve one pool: their streams are exact, and any of them answers for the whole."""
+"""Several proxies serve one pool, over TLS: their streams are exact, and any of them answers for the whole."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from aegis.telemetry.live_view import Live
+from tests.certificates import make_certificate
 from tests.live.cases import Case
 from tests.live.server import SPLIT, Server, eventually, launched
 from tests.live.streams import Stream, client_of, until
@@ -26,10 +27,15 @@ LONG_TOKENS = 300
 def served(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("proxies")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    make_certificate(certificate, key)
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     options += ["--slo", "ttft=1,tbt=0.1", "--proxies", "2", *SPLIT]
-    with launched(tmp_path_factory.mktemp("proxies"), cache, *options, "--debug-memory") as running:
+    options += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    with launched(directory, cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
+        assert running.url.startswith("https://")
         yield running
 
 

@@ -18,6 +18,8 @@ TEXTS = (
     ("server", "admin_key"),
     ("server", "admin_key_file"),
     ("server", "api_key"),
+    ("server", "ssl_certfile"),
+    ("server", "ssl_keyfile"),
     ("server", "api_key_file"),
     ("server", "cors_origins"),
     ("mqtt", "prefix"),
