@@ -159,6 +159,14 @@ def launch(
     refuse_late: Annotated[
         bool, typer.Option("--refuse-late", help="Answer 429 whom there is no time to serve.")
     ] = False,
+    pace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACE",
+            help="Tokens of streams leave as they are made, or smooth: one by one, as a reader wants them. "
+            "[default: made]",
+        ),
+    ] = None,
     shutdown_timeout: Annotated[
         str | None,
         typer.Option(metavar="S", help="Running requests may take so long to finish at the end. [default: 3.0]"),

@@ -37,6 +37,7 @@ from aegis.config.values import (
     redis_url,
 )
 from aegis.core.model import EngineName
+from aegis.core.request import Pace
 from aegis.core.role import Roles
 
 
@@ -187,6 +188,11 @@ class Server(Section):
     refuse_late: bool = Field(
         default=False,
         description="A request that cannot be served in time by the schedulers' estimate is answered 429",
+    )
+    pace: Pace = Field(
+        default="made",
+        description="made: tokens of a stream leave as they are made; smooth: no earlier than a reader wants them; "
+        "requests may say",
     )
     reader_timeout_s: Positive = Field(
         default=60.0, description="A client that takes nothing of an answer for so long is cut off"
@@ -442,6 +448,7 @@ OPTIONS: dict[str, Key] = {
     "cors_origin": ("server", "cors_origins"),
     "max_body": ("server", "body_max"),
     "refuse_late": ("server", "refuse_late"),
+    "pace": ("server", "pace"),
     "shutdown_timeout": ("server", "shutdown_timeout_s"),
     "policy": ("scheduling", "policy"),
     "step_tokens": ("scheduling", "step_tokens"),

@@ -39,6 +39,7 @@ def http_settings(config: Config) -> Settings:
         body_bytes_max=server.body_max,
         reader_timeout_s=server.reader_timeout_s,
         logs_prompts=server.log_prompts,
+        pace=server.pace,
         tls=TlsFiles(server.ssl_certfile, server.ssl_keyfile or "") if server.ssl_certfile else None,
     )
 
