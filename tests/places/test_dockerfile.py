@@ -31,7 +31,7 @@ def steps(word: str, stage: str) -> Iterator[str]:
 
 
 @pytest.mark.skipif(not os.environ.get("AEGIS_TEST_PLACES"), reason="installs everything anew; make test-places")
-def test_the_image_serves_the_demo_market(tmp_path: Path) -> None:
+def test_the_image_serves(tmp_path: Path, checkpoints_dir: Path) -> None:
     work, environment = tmp_path / "work", tmp_path / "environment"
     work.mkdir()
     for copy in steps("COPY", "base"):
@@ -53,7 +53,7 @@ def test_the_image_serves_the_demo_market(tmp_path: Path) -> None:
     told = subprocess.run(["aegis", "doctor"], env=variables, check=True, capture_output=True, text=True)
     assert "launch" in told.stdout
     (entry,), (command,), (check,) = steps("ENTRYPOINT", "base"), steps("CMD", "base"), steps("HEALTHCHECK", "base")
-    arguments = [*ast.literal_eval(entry), *ast.literal_eval(command), "--port", "0"]
+    arguments = [*ast.literal_eval(entry), *ast.literal_eval(command), "--port", "0", "--models", str(checkpoints_dir)]
     health = ast.literal_eval(re.sub(r"^.*?CMD ", "", check))
     log = tmp_path / "log"
     with log.open("wb") as out:
@@ -67,7 +67,6 @@ def test_the_image_serves_the_demo_market(tmp_path: Path) -> None:
 
         health[-1] = health[-1].replace("8000", eventually(port, "it serves", 300))
         subprocess.run(health, env=variables, check=True, timeout=30)
-        assert "8 models" in log.read_text()
     finally:
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0
