@@ -50,7 +50,7 @@ from bench.simulate.command import simulate
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
-app = typer.Typer(name="aegis", **_PLAIN)
+app = typer.Typer(name="aegis", **_PLAIN | {"add_completion": True})
 models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
 config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)

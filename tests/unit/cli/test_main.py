@@ -1,6 +1,7 @@
 """The command line: what it says, and with which exit code."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -68,6 +69,14 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_version(aegis: Any) -> None:
     run = aegis("--version")
     assert (run.code, run.out) == (0, f"aegis {__version__}\n")
+
+
+@pytest.mark.parametrize(("typed", "completed"), [("aegis laun", "launch"), ("aegis launch --ssl-k", "--ssl-keyfile")])
+def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    asked = {"_AEGIS_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    command = [sys.executable, "-m", "aegis.cli.main"]
+    told = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    assert told.stdout.split() == [completed]
 
 
 @pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",), ("lab",)])
