@@ -77,10 +77,11 @@ class MessageBody(TokensBody):
     top_k = GenerationBody.top_k
     seed = GenerationBody.seed
     priority = GenerationBody.priority
+    pace = GenerationBody.pace
     request_id = GenerationBody.request_id
 
 
-_AS_IN_CHAT = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "priority", "request_id")
+_AS_IN_CHAT = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "priority", "pace", "request_id")
 
 
 def chat_request(body: MessageBody, text: TextModel, ignored: Ignored) -> Translated:

@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from msgspec import Raw, structs
 
 from aegis.core.errors import UserError
+from aegis.core.request import Pace
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
@@ -74,7 +75,7 @@ async def answer(
         note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if parameters.stream:
-        writer = _writer(call, shape)
+        writer = _writer(call, shape, parameters.pace or settings.pace)
         return EventStream(writer, keep_alive_of(request), close=close, status=call.status, failed=shape.failed)
     try:
         return await _whole(request, call, shape)
@@ -144,7 +145,7 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
     return json_reply(reply)
 
 
-def _writer(call: GenerationRequest, shape: Shape) -> Callable[[Emit], Awaitable[None]]:
+def _writer(call: GenerationRequest, shape: Shape, pace: Pace) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
         async def tell(choice: Choice, piece: Piece) -> None:
             if told := await beside_loop(lambda: shape.told(choice.index, piece), len(piece.tokens), few=_FEW):
@@ -152,7 +153,7 @@ def _writer(call: GenerationRequest, shape: Shape) -> Callable[[Emit], Awaitable
 
         if begun := shape.begun():
             await emit(begun)
-        await _until_stopped(call.run(tell), shape.stop)
+        await _until_stopped(call.run(tell, pace), shape.stop)
         ended = shape.ended(call.usage())
         await shape.kept()
         await emit(ended)

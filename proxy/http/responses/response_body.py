@@ -32,7 +32,7 @@ from proxy.http.translated import Translated
 
 _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": ANY_OBJECT, "maxItems": ITEMS_MAX}]}
 _CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, ANY_OBJECT]}
-_AS_IN_CHAT = ("stream", "temperature", "top_p", "top_k", "seed", "priority", "parallel_tool_calls")
+_AS_IN_CHAT = ("stream", "temperature", "top_p", "top_k", "seed", "priority", "pace", "parallel_tool_calls")
 _TOLD_AGAIN = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 _WITHOUT_EFFECT = ("client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier")
 _NOT_SERVED = ("context_management", "include", "moderation")
@@ -59,6 +59,7 @@ class ResponseBody(ModelBody):
     top_k = GenerationBody.top_k
     seed = GenerationBody.seed
     priority = GenerationBody.priority
+    pace = GenerationBody.pace
     chat_template_kwargs = Object()
     max_tool_calls = Anything({}, about="Without effect: no tool is run here")
     prompt_cache_key = Anything({}, about="Without effect: what was kept of an earlier prompt is always reused")
