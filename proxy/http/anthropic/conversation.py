@@ -89,8 +89,8 @@ def _add(messages: list[dict[str, Any]], further: Iterator[dict[str, Any]]) -> N
 
 
 def _asked(body: ConversationFields, where: str, content: Any, ignored: Ignored) -> Iterator[dict[str, Any]]:
-    """What a turn of the user says, and what tools gave back, in the order of the blocks."""
-    texts = list[str]()
+    """What a turn of the user says, and what tools gave back, in the order of the blocks; nothing is said too."""
+    texts, silent = list[str](), True
     if isinstance(content, str):
         texts.append(content)
         content = []
@@ -103,9 +103,10 @@ def _asked(body: ConversationFields, where: str, content: Any, ignored: Ignored)
                 yield {"role": "user", "content": "\n".join(texts)}
                 texts = []
             yield _result(body, at, block, ignored)
+            silent = False
         else:
             _pass_over(body, at, kind, ignored)
-    if texts:
+    if texts or silent:
         yield {"role": "user", "content": "\n".join(texts)}
 
 

@@ -127,6 +127,13 @@ def test_the_blocks_of_a_conversation_reach_the_template_in_their_order() -> Non
     assert prompt_of(behind).endswith("<tool_call>" + said)
 
 
+@pytest.mark.parametrize("content", [[], [{"type": "container_upload", "file_id": "x"}]])
+def test_a_turn_that_says_nothing_is_one(content: list[Any]) -> None:
+    behind = market()
+    assert post(behind, PATH, ask(content)).status_code == 200
+    assert prompt_of(behind) == "[user][assistant]"
+
+
 @pytest.mark.parametrize("per_delivery", [1, 7, 1000])
 def test_a_call_is_a_block_with_an_object(per_delivery: int) -> None:
     behind = market(says("well " + CALLED, per_delivery=per_delivery), text=byte_text(TEMPLATE))
