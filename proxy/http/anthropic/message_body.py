@@ -6,40 +6,19 @@ from typing import Any
 
 from aegis.models.text.text_model import TextModel
 from proxy.http.anthropic.conversation import TurnList, read_system, read_turns
+from proxy.http.anthropic.schemas import CHOICE, SYSTEM, THINKING, THINKING_KINDS, TOOL, TURN
 from proxy.http.anthropic.tools import read_tool_choice, read_tools
 from proxy.http.errors import shown
 from proxy.http.fields import Schema
 from proxy.http.ignored import Ignored
-from proxy.http.parameters import ANY_OBJECT, Anything, Flag, Integer, Items, Object, required
+from proxy.http.parameters import Anything, Flag, Integer, Items, Object, required
 from proxy.http.request.body import ModelBody
 from proxy.http.request.messages import MESSAGES_MAX
 from proxy.http.request.sampling import STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, GenerationBody
 from proxy.http.structured.tools import TOOLS_MAX
 from proxy.http.translated import Translated
 
-_TEXTS: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": ANY_OBJECT, "maxItems": MESSAGES_MAX}]}
-_TURN: Schema = {
-    "type": "object",
-    "properties": {"role": {"enum": ["assistant", "system", "user"]}, "content": _TEXTS},
-    "required": ["role", "content"],
-}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
-_TOOL: Schema = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "description": {"type": "string"}, "input_schema": ANY_OBJECT},
-}
-_CHOICE: Schema = {
-    "type": "object",
-    "properties": {"type": {"enum": ["any", "auto", "none", "tool"]}, "name": {"type": "string"}},
-    "required": ["type"],
-}
-_THINKING_KINDS = ("adaptive", "between_tools", "disabled", "enabled")
-_THINKING: Schema = {
-    "type": "object",
-    "properties": {"type": {"enum": list(_THINKING_KINDS)}},
-    "required": ["type"],
-}
-_ANY = Anything({})
 _WITHOUT_EFFECT = frozenset({"cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"})
 """What the server does anyway, or what is about the vendor's."""
 
@@ -49,11 +28,11 @@ _NOT_SERVED = frozenset({"container", "context_management", "mcp_servers"})
 class TokensBody(ModelBody):
     """What makes a prompt."""
 
-    messages = required(TurnList(_TURN, most=MESSAGES_MAX, least=1))
-    system = Anything(_TEXTS, about="Text, or blocks of it")
-    tools = Items(_TOOL, most=TOOLS_MAX)
-    tool_choice = Object(like=_CHOICE)
-    thinking = Object(like=_THINKING)
+    messages = required(TurnList(TURN, most=MESSAGES_MAX, least=1))
+    system = Anything(SYSTEM, about="Text, or blocks of it")
+    tools = Items(TOOL, most=TOOLS_MAX)
+    tool_choice = Object(like=CHOICE)
+    thinking = Object(like=THINKING)
     output_config = Object()
     output_format = Object()
     chat_template_kwargs = Object()
@@ -126,8 +105,8 @@ def _thinks(body: TokensBody) -> bool | None:
     if thinking is None:
         return None
     kind = thinking.get("type")
-    if kind not in _THINKING_KINDS:
-        raise body.invalid("thinking.type", f"must be one of {', '.join(_THINKING_KINDS)}, not {shown(kind)}")
+    if kind not in THINKING_KINDS:
+        raise body.invalid("thinking.type", f"must be one of {', '.join(THINKING_KINDS)}, not {shown(kind)}")
     return bool(kind != "disabled")
 
 

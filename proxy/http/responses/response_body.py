@@ -7,7 +7,7 @@ from typing import Any
 
 from aegis.models.text.text_model import TextModel
 from proxy.http.errors import shown
-from proxy.http.fields import Unsupported
+from proxy.http.fields import Schema, Unsupported
 from proxy.http.ignored import Ignored
 from proxy.http.parameters import (
     ANY_OBJECT,
@@ -30,7 +30,35 @@ from proxy.http.responses.tools import Tools, read_tool_choice, read_tools
 from proxy.http.structured.tools import TOOLS_MAX, is_strict_kept
 from proxy.http.translated import Translated
 
-_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": ANY_OBJECT, "maxItems": ITEMS_MAX}]}
+_STRING: Schema = {"type": "string"}
+_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 256}
+
+
+def _object(required: dict[str, Schema], **optional: Schema) -> Schema:
+    return {"type": "object", "properties": required | optional, "required": list(required)}
+
+
+def _texts(*kinds: str) -> Schema:
+    part = _object({"type": {"enum": list(kinds)}, "text": _STRING})
+    return {"anyOf": [_STRING, {"type": "array", "items": part, "maxItems": ITEMS_MAX}]}
+
+
+_MESSAGE = _object(
+    {"role": {"enum": ["assistant", "developer", "system", "user"]}, "content": _texts("input_text", "output_text")},
+    type={"const": "message"},
+)
+_ITEM: Schema = {
+    "anyOf": [
+        _MESSAGE,
+        _object({"type": {"const": "function_call"}, "call_id": _NAME, "name": _NAME, "arguments": _STRING}),
+        _object({"type": {"const": "function_call_output"}, "call_id": _NAME, "output": _texts("input_text")}),
+        _object({"type": {"const": "reasoning"}}, content=_texts("reasoning_text"), summary=_texts("summary_text")),
+    ]
+}
+_INPUT = {"anyOf": [_STRING, {"type": "array", "items": _ITEM, "minItems": 1, "maxItems": ITEMS_MAX}]}
+_TOOL = _object(
+    {"type": _STRING}, name=_NAME, description=_STRING, parameters=dict(ANY_OBJECT), strict={"type": "boolean"}
+)
 _CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, ANY_OBJECT]}
 _AS_IN_CHAT = ("stream", "temperature", "top_p", "top_k", "seed", "priority", "pace", "parallel_tool_calls")
 _TOLD_AGAIN = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
@@ -42,7 +70,7 @@ class ResponseBody(ModelBody):
     input = required(Anything(_INPUT, about="Text, or items: messages, reasoning, calls and their outputs"))
     instructions = AnyText()
     max_output_tokens = Integer(None, low=1, high=TOKENS_MAX)
-    tools = Items(ANY_OBJECT, most=TOOLS_MAX)
+    tools = Items(_TOOL, most=TOOLS_MAX)
     tool_choice = Anything(_CHOICE)
     parallel_tool_calls = Flag(True)
     text = Object()
