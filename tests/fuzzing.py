@@ -33,6 +33,9 @@ CASES = int(os.environ.get("AEGIS_FUZZ_CASES", "500"))
 _LAWS = {"/v1/messages": check_messages, "/v1/responses": check_responses}
 """Of the events of streams."""
 
+EVENTS_MAX = 1 << 16
+"""Of a stream; by itself schemathesis reads some of the first ones only."""
+
 ENDLESS = "/models/sse"
 _WEIGHTS = {
     "/v1/completions": 8,
@@ -65,7 +68,9 @@ def fuzz(
     """The number of answers with each status. Fails at an answer that is an error of the server, or that the document
     does not describe, and at a stream that breaks a law of its events. Most requests name `model`, because they would
     all be refused without it."""
-    operation = schemathesis.openapi.from_dict(deepcopy(document))[path][method.upper()]
+    schema = schemathesis.openapi.from_dict(deepcopy(document))
+    schema.config.max_stream_events = EVENTS_MAX
+    operation = schema[path][method.upper()]
     told = document["paths"][path][method]
     modes = list(GenerationMode) if told.get("parameters") or "requestBody" in told else [GenerationMode.POSITIVE]
     counts: dict[int, int] = {}
