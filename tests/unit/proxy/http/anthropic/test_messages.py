@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
+from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.market import Delta, Failed, Finished, Reused
 from tests.event_laws import check_messages, events_of
 from tests.unit.proxy.http.scripted import EOS, byte_text, calling, keyring, market, post, says, tokens
@@ -23,6 +25,13 @@ TEMPLATE = (
 TOOL = {"name": "f", "description": "of x", "input_schema": {"type": "object", "properties": {"a": {}}}}
 TEXT = {"type": "text", "text": "done"}
 CALLED = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    opened = GrammarTrials()
+    yield opened
+    opened.close()
 
 
 def ask(*content: Any, **parameters: Any) -> dict[str, Any]:
@@ -155,9 +164,11 @@ def test_a_call_is_a_block_with_an_object(per_delivery: int) -> None:
     ("choice", "called"),
     [({"type": "tool", "name": "f"}, '{"a": 1}'), ({"type": "any"}, '[{"name": "f", "arguments": {"a": 1}}]')],
 )
-def test_a_call_that_is_demanded_is_held_to_its_schema(choice: dict[str, Any], called: str) -> None:
+def test_a_call_that_is_demanded_is_held_to_its_schema(
+    trials: GrammarTrials, choice: dict[str, Any], called: str
+) -> None:
     behind = market(says(called), text=byte_text(TEMPLATE))
-    whole = post(behind, PATH, ask(tools=[TOOL], tool_choice=choice)).json()
+    whole = post(behind, PATH, ask(tools=[TOOL], tool_choice=choice), trials).json()
     assert [block["input"] for block in whole["content"]] == [{"a": 1}]
     assert whole["stop_reason"] == "tool_use"
     assert behind.submitted[-1][2].grammar is not None
@@ -220,15 +231,15 @@ def test_an_answer_ends_where_the_model_has_no_room_left() -> None:
     assert "context of 512 tokens" in refused.json()["error"]["message"]
 
 
-def test_output_is_held_to_a_schema() -> None:
+def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
     behind = market(says('{"a": 1}'))
     wanted = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
     for parameters in ({"output_config": {"format": wanted, "effort": "low"}}, {"output_format": wanted}):
-        assert post(behind, PATH, ask(**parameters)).status_code == 200
+        assert post(behind, PATH, ask(**parameters), trials).status_code == 200
         grammar = behind.submitted[-1][2].grammar
         assert grammar and json.loads(grammar.text) == wanted["schema"]
     wrong = {"type": "json_schema", "schema": {"not": {}}}
-    message = post(behind, PATH, ask(output_config={"format": wrong})).json()["error"]["message"]
+    message = post(behind, PATH, ask(output_config={"format": wrong}), trials).json()["error"]["message"]
     assert message.startswith("'output_config.format.schema")
 
 

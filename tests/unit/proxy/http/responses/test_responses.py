@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from aegis.core.request import FinishReason
+from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.market import Delta, Failed, Finished, Reused
 from tests.event_laws import check_responses, events_of
 from tests.unit.proxy.http.scripted import EOS, byte_text, calling, keyring, market, post, says, tokens
@@ -22,6 +24,13 @@ TEMPLATE = (
 )
 TOOL = {"type": "function", "name": "f", "description": "of x", "parameters": {"type": "object"}, "strict": True}
 CALLED = '<think>hm</think>so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    opened = GrammarTrials()
+    yield opened
+    opened.close()
 
 
 def ask(content: Any = "hi", **parameters: Any) -> dict[str, Any]:
@@ -155,13 +164,13 @@ def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     assert only.status_code == 200
 
 
-def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them() -> None:
+def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them(trials: GrammarTrials) -> None:
     """Clients always send it; it is kept to in the form of Hermes, and where a call is demanded."""
     listed = byte_text('{{ tools }}"parameters"{{ messages }}')
-    reply = post(market(text=listed), PATH, ask(tools=[{"type": "web_search"}, TOOL]))
+    reply = post(market(text=listed), PATH, ask(tools=[{"type": "web_search"}, TOOL]), trials)
     assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tools[1].strict")
     behind = market(says("x"), text=byte_text(TEMPLATE))
-    assert "x-aegis-ignored" not in post(behind, PATH, ask(tools=[TOOL])).headers
+    assert "x-aegis-ignored" not in post(behind, PATH, ask(tools=[TOOL]), trials).headers
     grammar = behind.submitted[0][2].grammar
     assert grammar and grammar.kind == "structural_tag"
 
@@ -174,22 +183,22 @@ def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them(
         ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}, ""),
     ],
 )
-def test_a_call_that_is_demanded_is_held_to_its_schema(choice: Any, said: str) -> None:
+def test_a_call_that_is_demanded_is_held_to_its_schema(trials: GrammarTrials, choice: Any, said: str) -> None:
     behind = market(says(said or '[{"name": "f", "arguments": {"a": 1}}]'), text=byte_text(TEMPLATE))
-    told = post(behind, PATH, ask(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice)).json()
+    told = post(behind, PATH, ask(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice), trials).json()
     assert [(item["name"], json.loads(item["arguments"])) for item in told["output"]] == [("f", {"a": 1})]
     assert behind.submitted[-1][2].grammar is not None
     assert ("'g'" in prompt_of(behind)) == (not isinstance(choice, dict) or choice["type"] == "function")
 
 
-def test_output_is_held_to_a_schema() -> None:
+def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
     behind = market(says('{"a": 1}'))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     wanted = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
-    assert post(behind, PATH, ask(text={"format": wanted})).status_code == 200
+    assert post(behind, PATH, ask(text={"format": wanted}), trials).status_code == 200
     grammar = behind.submitted[-1][2].grammar
     assert grammar and json.loads(grammar.text) == schema
-    error = post(behind, PATH, ask(text={"format": wanted | {"schema": {"not": {}}}})).json()["error"]
+    error = post(behind, PATH, ask(text={"format": wanted | {"schema": {"not": {}}}}), trials).json()["error"]
     assert error["param"].startswith("text.format.schema") and "'text.format.schema" in error["message"]
 
 
