@@ -12,6 +12,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.launcher.live_market import slo_of
 from aegis.models.cache import default_cache_dir
+from aegis.models.remote.address import parse
 from aegis.models.sources import Source, read_sources
 
 
@@ -37,4 +38,7 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS), round(gap_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine, entry.priority, limits)
+    if entry.url:
+        parse(entry.url)
+    terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
+    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy)
