@@ -113,7 +113,7 @@ class Register(Protocol):
         renew: bool = False,
         engine: EngineName = ...,
         ranks: int = ...,
-        looks: bool = ...,
+        wanted: bool = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]: ...
 
 
@@ -130,22 +130,23 @@ async def register(
     ranks: int = 1,
     packs: bool = False,
     disk_bytes: int | None = None,
-    looks: bool = False,
+    wanted: bool = True,
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again. If it `packs`, images are for this machine's processor. If it only `looks`, None becomes of a source that
-    has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by `fork_server`."""
+    made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None
+    becomes of a lazy source that has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
         for source in [source for source in waiting if source.model in unwanted]:
             waiting.remove(source)
             yield source, was_unloaded(source.model)
-        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes, looks) for s in waiting]
+        shared = (dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes)
+        jobs = [Job(source, *shared, looks=source.lazy and not wanted) for source in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):

@@ -39,7 +39,7 @@ class Bucket:
         self._bucket = address.bucket
         self._prefix = address.prefix and address.prefix + "/"
 
-    async def list(self, client: httpx.AsyncClient) -> Listing:
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused."""
         found = Listing(tuple(await self._ask(self._objects)))
         sums: dict[str, str] = {}

@@ -29,7 +29,7 @@ _MIB = 1 << 20
 class Registry(Protocol):
     """Where the files are."""
 
-    async def list(self, client: httpx.AsyncClient) -> Listing:
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused, and Away where it may work later."""
         ...
 
@@ -81,7 +81,7 @@ class RemoteCheckpoint:
         self._report("listing its files")
         registry = _registry(self._address)
         async with new_client() as client:
-            listing = await registry.list(client)
+            listing = await registry.listing(client)
             self._small = tuple(beside_weights(listing))
             await self._download(registry, stored, self._small, client)
         index = _read(stored.files / INDEX) if listing.named(INDEX) else None

@@ -24,7 +24,7 @@ class Hub:
         self._address = address
         self._endpoint = (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
 
-    async def list(self, client: httpx.AsyncClient) -> Listing:
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused."""
         repository, revision = self._address.repository, quote(self._address.revision, safe="")
         base = f"{self._endpoint}/api/models/{quote(repository)}"

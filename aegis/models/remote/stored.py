@@ -109,7 +109,7 @@ class Stored:
                 path.unlink()
         for known in (self.record.kept, self.record.begun):
             for name in [name for name in known if name not in wanted]:
-                del known[name]  # type: ignore[attr-defined]
+                del known[name]
 
     def write(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

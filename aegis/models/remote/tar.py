@@ -23,7 +23,7 @@ class Tar:
     def __init__(self, address: WebAddress) -> None:
         self._url = address.url
 
-    async def list(self, client: httpx.AsyncClient) -> Listing:
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused."""
         return Listing(tuple(await asyncio.to_thread(self._members)))
 

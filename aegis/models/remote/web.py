@@ -25,7 +25,7 @@ class Folder:
     def __init__(self, address: WebAddress) -> None:
         self._index = address.url if address.url.endswith(".json") else address.url.rstrip("/") + "/"
 
-    async def list(self, client: httpx.AsyncClient) -> Listing:
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused."""
         answer = await read(client, self._index)
         is_page = "html" in answer.headers.get("content-type", "")
@@ -91,11 +91,11 @@ def _entries(index: Any) -> list[RemoteFile]:
         if not isinstance(name, str) or not name:
             raise ModelRefused("an entry of the folder's index has no name")
         size, sha256 = entry.get("size"), entry.get("sha256")
+        size_bytes = size if isinstance(size, int) and size >= 0 else None
         if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
             raise ModelRefused(f"{name}: the folder's index has {str(sha256)[:80]!r} for its sha256")
         if entry.get("type", "file") == "file":
-            is_size = isinstance(size, int) and size >= 0
-            entries.append(RemoteFile(name, "", size if is_size else None, sha256.lower() if sha256 else None))
+            entries.append(RemoteFile(name, "", size_bytes, sha256.lower() if sha256 else None))
     return entries
 
 
