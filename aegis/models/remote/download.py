@@ -38,7 +38,6 @@ from aegis.models.remote.http import BUSY, host_of, why
 from aegis.models.remote.listing import RemoteFile
 from aegis.models.remote.stored import Stored, digest_of
 
-_CHUNK_BYTES = 1 << 20
 _REPORT_NS = 250_000_000
 _NS_PER_S = 1_000_000_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -181,7 +180,7 @@ class Download:
         path = self._stored.partial(file.name)
         with path.open("r+b" if path.exists() else "wb") as out:
             have = out.seek(begins)
-            async for chunk in response.aiter_raw(_CHUNK_BYTES):
+            async for chunk in response.aiter_raw():
                 out.write(chunk)
                 have += len(chunk)
                 await self._written(Arrived(file.name, have))
