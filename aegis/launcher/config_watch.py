@@ -103,6 +103,8 @@ class ConfigWatch:
                 log(_logger, logging.INFO, "model added", {"model": source.model})
 
     async def _change(self, before: Source, after: Source) -> None:
+        if self._catalogue.revise(after):
+            return
         change = ModelChange(
             ttft_ns=after.slo.ttft_ns if after.slo != before.slo else None,
             tbt_ns=after.slo.tbt_ns if after.slo != before.slo else None,

@@ -35,6 +35,13 @@ class LazyModels:
         """`refusal` is why it went away again, if it was there before."""
         self._models[source.model] = _Lazy(source, refusal=refusal, tries=1 if refusal else 0)
 
+    def revise(self, source: Source) -> bool:
+        """Whether it was here; on these terms from now on."""
+        if source.model not in self._models:
+            return False
+        self._models[source.model].source = source
+        return True
+
     def remove(self, model: ModelId) -> bool:
         """Whether it was here."""
         return self._models.pop(model, None) is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +17,8 @@ from typing import Protocol, cast
 
 from msgspec.structs import replace
 
-from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.estimators import Hardware, Latency
+from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
@@ -30,6 +28,7 @@ from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
 from aegis.node.lazy_models import LazyModels
+from aegis.node.model_fit import misfit, too_short_gap
 from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
 from aegis.node.sizing import slab_shortage
 from aegis.process.tasks import watched
@@ -50,15 +49,11 @@ COMING_MAX = 64
 _USE_NS = 1_000_000_000
 """So often the cache on disk is told that a model is used."""
 
-_MIB = 1 << 20
 _POLL_S = 0.02
 _RENEWALS_MAX = 10
 """An image that is damaged more often is not trusted any more."""
 
 _HARDWARE = Hardware()
-_GAP_STEPS = 3
-"""A stream's own step, and a piece of a prompt beside it, which takes at least two (docs/pieces.md)."""
-
 _PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
 
 
@@ -258,13 +253,17 @@ class Catalogue:
             self._images.unload(model.spec.model)
         return model
 
+    def revise(self, source: Source) -> bool:
+        """Whether it waits for a request; it will be registered on these terms."""
+        return self._lazy.revise(source)
+
     async def change(self, name: str, change: ModelChange) -> CatalogueModel:
         """Raises UserError, with nothing changed."""
         model = self._models.get(ModelId(name))
         if model is None:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         is_new = change.gap_ns not in (None, model.spec.slo.gap_ns, self._default_slo.gap_ns)
-        if is_new and (refusal := _too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
+        if is_new and (refusal := too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
             raise UserError(refusal, param="slo")
         if change.pinned is not None:
             await self._pin(model.spec.model, change.pinned)
@@ -506,9 +505,9 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
-            refusal = _misfit(spec, self.budget)
+            refusal = misfit(spec, self.budget)
             if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
-                refusal = _too_short_gap(spec, spec.slo.gap_ns, self._hardware)
+                refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
@@ -576,36 +575,3 @@ class Catalogue:
         leaving = self._leaving[model]
         if not leaving.instances and not leaving.cached:
             self._leaving.pop(model).dropped.set()
-
-
-def _misfit(spec: ModelSpec, budget: Budget) -> str:
-    """The reason why the model can never be served with these memories; empty if it can."""
-    manifest, total = spec.manifest, budget.pages * budget.page_bytes
-    if manifest.image_bytes > total:
-        return (
-            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, a device holds "
-            f"{total / _MIB:.0f} MiB; raise --device-memory"
-        )
-    if manifest.kv.block_bytes > budget.slab_bytes:
-        return (
-            f"{spec.root}: a KV block of it is {manifest.kv.block_bytes / _MIB:.1f} MiB, a slab "
-            f"{budget.slab_bytes / _MIB:.1f} MiB; raise --slab"
-        )
-    if budget.sequence_tokens(manifest.image_bytes, manifest.kv) <= 0:
-        return (
-            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB a device of "
-            f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
-        )
-    return ""
-
-
-def _too_short_gap(spec: ModelSpec, gap_ns: int, hardware: Hardware) -> str:
-    """The reason why no stream of the model could keep such a gap target; empty if one could. By the bound of the
-    device, since nothing may have been measured yet."""
-    least_ns = _GAP_STEPS * Latency(spec.manifest, hardware).decode_ns(0)
-    if gap_ns >= least_ns:
-        return ""
-    return (
-        f"a gap target of {gap_ns / NS_PER_MS:g} ms is too short for '{spec.model}', of which a step takes about "
-        f"{least_ns / _GAP_STEPS / NS_PER_MS:.3g} ms here; it can be {math.ceil(least_ns / NS_PER_MS)} ms or more"
-    )
