@@ -341,7 +341,9 @@ class Config(Section):
 
     models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
     api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
-    sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids, addresses")
+    sources: tuple[str, ...] = Field(
+        default=(), description="YAML of models, directories of checkpoints, hub ids, addresses"
+    )
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")

@@ -27,8 +27,8 @@ def fingerprint(
 ) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
-    place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own. Of one that was
-    fetched the `digests` of its weights count instead, whether these are there or not: fetched again it is the same.
+    place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own. Of a fetched
+    one the `digests` of its weights count instead, whether these are there or not: fetched again it is the same.
 
     The converter counts because the layout of its parameters may differ from release to release; if it `packs`
     weights for the processor, that too, and torch.

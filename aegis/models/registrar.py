@@ -1,8 +1,8 @@
 """Registers models in a process of its own, so that loading a checkpoint never holds up serving.
 
 `python -m aegis.models.registrar` reads one `Job` per line from standard input and writes, per job, any number of
-`Progress` lines and then one `Registered`, `Waits` or `Refused`, in order; it ends with its input. A caller that has an engine
-to compare with calls `main(check)` from a module of its own.
+`Progress` lines and then one `Registered`, `Waits` or `Refused`, in order; it ends with its input. A caller that has
+an engine to compare with calls `main(check)` from a module of its own.
 """
 
 from __future__ import annotations

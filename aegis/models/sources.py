@@ -61,8 +61,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.t
 
 
 class Source(Struct, frozen=True):
-    """One model as the user named it, not looked into yet: `path` is absolute, or `hub` is a hub id, or `url` an address
-    elsewhere. Of a `lazy` one the weights are read when a request wants them first."""
+    """One model as the user named it, not looked into yet: `path` is absolute, or `hub` is a hub id, or `url` an
+    address elsewhere. Of a `lazy` one the weights are read when a request wants them first."""
 
     model: ModelId
     path: str | None = None

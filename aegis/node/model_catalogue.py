@@ -24,10 +24,10 @@ from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
 from aegis.models.disk_cache import Hold, use
+from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
-from aegis.node.lazy_models import LazyModels
 from aegis.node.model_fit import misfit, too_short_gap
 from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
 from aegis.node.sizing import slab_shortage

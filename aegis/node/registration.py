@@ -137,8 +137,9 @@ async def register(
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None
-    becomes of a lazy source that has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by `fork_server`."""
+    made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None becomes of a lazy
+    source that has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by
+    `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:

@@ -15,8 +15,8 @@ import httpx
 from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
-from aegis.models.place import Looked
 from aegis.models.disk_cache import use
+from aegis.models.place import Looked
 from aegis.models.remote.address import Address, BucketAddress, HubAddress, WebAddress, parse
 from aegis.models.remote.download import Download
 from aegis.models.remote.http import Away, new_client

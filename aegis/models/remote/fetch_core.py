@@ -146,7 +146,7 @@ Effect = Ask | Leave | Discard | Verify | Keep | Wake | Finished | Failed
 
 
 class _File:
-    """`asked` while the source sends it, `verifying` while it is read from disk; else it waits until `not_before_ns`."""
+    """`asked` while the source sends it, `verifying` while it is read from disk; else it waits, `not_before_ns`."""
 
     __slots__ = ("asked", "have_bytes", "kept", "not_before_ns", "sha256", "size_bytes", "tries", "verifying", "wrong")
 

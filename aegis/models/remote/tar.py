@@ -20,6 +20,8 @@ _SUMS_BYTES_MAX = 1 << 20
 
 
 class Tar:
+    """The members of the tar at an address, and where each of them is in it."""
+
     def __init__(self, address: WebAddress) -> None:
         self._url = address.url
 
@@ -136,6 +138,8 @@ class _RangeReader(io.RawIOBase):
             if answer.status_code == httpx.codes.OK:
                 raise ModelRefused(f"{host_of(self._url)} sends no parts of files, which a tar needs; unpack it there")
             if answer.status_code != httpx.codes.PARTIAL_CONTENT:
-                raise ModelRefused(f"{host_of(self._url)} answers {answer.status_code} to GET {httpx.URL(self._url).path}")
+                raise ModelRefused(
+                    f"{host_of(self._url)} answers {answer.status_code} to GET {httpx.URL(self._url).path}"
+                )
             self.tag = answer.headers.get("etag") or answer.headers.get("last-modified")
             self._block, self._block_at = answer.read(), self._at

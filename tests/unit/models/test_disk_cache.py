@@ -87,7 +87,7 @@ def test_what_is_held_or_written_or_kept_stays(tmp_path: Path) -> None:
 
 def test_what_can_never_fit_is_refused_and_nobody_leaves_for_it(tmp_path: Path) -> None:
     image(tmp_path, "a", 10)
-    with pytest.raises(ModelRefused, match="takes 3 MiB on disk.* the cache holds 2 MiB; raise --cache-size"):
+    with pytest.raises(ModelRefused, match=r"takes 3 MiB on disk.* the cache holds 2 MiB; raise --cache-size"):
         DiskCache(tmp_path, 2 * MIB).make_room(3 * MIB, [])
     assert there(tmp_path) == {"a"}
 

@@ -99,7 +99,13 @@ class _Registrar:
     refusal: str = ""
 
     async def __call__(
-        self, sources: Sequence[Source], *, report: Report, unwanted: RegistrationCancelled | None, wanted: bool, **_: Any
+        self,
+        sources: Sequence[Source],
+        *,
+        report: Report,
+        unwanted: RegistrationCancelled | None,
+        wanted: bool,
+        **_: Any,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
         (source,) = sources
         if source.lazy and not wanted:

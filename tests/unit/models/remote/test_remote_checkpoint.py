@@ -51,7 +51,9 @@ def needed(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("source", ["hf://org/tiny", "hf://org/tiny@v1", "{url}/org/tiny", "{url}/org/tiny/"])
-def test_what_a_checkpoint_needs_is_fetched_and_nothing_else(remote: Remote, web: CheckpointServer, source: str) -> None:
+def test_what_a_checkpoint_needs_is_fetched_and_nothing_else(
+    remote: Remote, web: CheckpointServer, source: str
+) -> None:
     assert fetched(remote(source.format(url=web.url))) == needed(FILES)
     assert not web.asked_for(".py") and not web.asked_for(".bin")
 

@@ -220,7 +220,9 @@ def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
         added = await pair.node.queries.add_model("somewhere", None)
         assert not isinstance(added, Waiting)
         assert pair.node.models()[added.spec.model] is added
-        assert await pair.node.queries.add_model("elsewhere", "late", lazy=True) == Waiting(ModelId("late"), "elsewhere")
+        assert await pair.node.queries.add_model("elsewhere", "late", lazy=True) == Waiting(
+            ModelId("late"), "elsewhere"
+        )
 
     paired(tmp_path, work)
 
