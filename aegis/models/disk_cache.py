@@ -13,11 +13,14 @@ import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, cast
 
+import msgspec
 from msgspec import Struct
 
 from aegis.core.errors import ModelRefused
-from aegis.models.cache import lock_file
+from aegis.models.cache import lock_file, locked
 
 _MIB = 1 << 20
 _STORES = ("checkpoints", "images")
@@ -29,6 +32,18 @@ class Entry(Struct, frozen=True):
     used_ns: int
 
 
+class _Promise(Struct, frozen=True):
+    """So many bytes will be written, most of them to `entry` of the cache, which `had_bytes` when it was promised."""
+
+    nbytes: int
+    entry: str | None
+    had_bytes: int
+
+    def left_bytes(self) -> int:
+        written = _bytes_of(Path(self.entry)) - self.had_bytes if self.entry else 0
+        return max(0, self.nbytes - max(0, written))
+
+
 class DiskCache:
     """`limit_bytes` for all entries together, or None: they stay for ever."""
 
@@ -36,28 +51,69 @@ class DiskCache:
         self._cache_dir = cache_dir
         self._limit_bytes = limit_bytes
 
-    def make_room(self, nbytes: int, keep: Collection[Path]) -> None:
-        """For so many more bytes, without those to `keep`. Raises ModelRefused, with nothing evicted, where they would
-        not fit even into an empty cache; else when the others may not leave."""
+    @contextmanager
+    def room(self, nbytes: int, entry: Path | None = None) -> Iterator[None]:
+        """For so many more bytes, of which nobody else gets any while the block lasts; `entry` is where most of them
+        go, and stays. Raises ModelRefused, with nothing evicted, where they would not fit even into an empty cache;
+        else when the others may not leave."""
         if self._limit_bytes is None:
+            yield
             return
         if nbytes > self._limit_bytes:
             raise ModelRefused(
                 f"it takes {nbytes / _MIB:.0f} MiB on disk, fetched and as an image, and the cache holds "
                 f"{self._limit_bytes / _MIB:.0f} MiB; raise --cache-size"
             )
-        entries = self.entries()
-        taken = sum(entry.nbytes for entry in entries)
-        for entry in sorted(entries, key=lambda entry: (entry.used_ns, entry.path)):
+        with locked(self._cache_dir / "room"):
+            taken = self._evict(nbytes, [entry] if entry else [])
+            if taken + nbytes > self._limit_bytes:
+                raise ModelRefused(
+                    f"it takes {nbytes / _MIB:.0f} MiB more on disk, and of the cache's "
+                    f"{self._limit_bytes / _MIB:.0f} MiB {taken / _MIB:.0f} MiB may not leave; raise --cache-size, or "
+                    "register models with lazy: true"
+                )
+            promise = self._promise(_Promise(nbytes, str(entry) if entry else None, _bytes_of(entry) if entry else 0))
+        with promise:
+            yield
+            Path(promise.name).unlink(missing_ok=True)
+
+    def trim(self, keep: Collection[Path]) -> None:
+        """An image may be larger than was promised: what may leave for that leaves."""
+        if self._limit_bytes is not None:
+            with locked(self._cache_dir / "room"):
+                self._evict(0, keep)
+
+    def _evict(self, nbytes: int, keep: Collection[Path]) -> int:
+        """The bytes that are taken or promised after as many left as had to, and could."""
+        assert self._limit_bytes is not None
+        entries = sorted(self.entries(), key=lambda entry: (entry.used_ns, entry.path))
+        taken = sum(entry.nbytes for entry in entries) + self._promised_bytes()
+        for entry in entries:
             if taken + nbytes <= self._limit_bytes:
-                return
+                break
             if entry.path not in keep and evict(entry.path):
                 taken -= entry.nbytes
-        if taken + nbytes > self._limit_bytes:
-            raise ModelRefused(
-                f"it takes {nbytes / _MIB:.0f} MiB more on disk, and of the cache's {self._limit_bytes / _MIB:.0f} MiB "
-                f"{taken / _MIB:.0f} MiB may not leave; raise --cache-size, or register models with lazy: true"
-            )
+        return taken
+
+    def _promise(self, promise: _Promise) -> IO[bytes]:
+        """A file whose lock says that whoever promised it lives."""
+        directory = self._cache_dir / "promises"
+        directory.mkdir(parents=True, exist_ok=True)
+        file = NamedTemporaryFile(dir=directory, delete=False)  # noqa: SIM115 - the caller closes it
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(msgspec.json.encode(promise))
+        file.flush()
+        return cast(IO[bytes], file)
+
+    def _promised_bytes(self) -> int:
+        directory, promised = self._cache_dir / "promises", 0
+        for file in sorted(directory.iterdir()) if directory.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError), _only_one(file) as dead:
+                if dead:
+                    file.unlink(missing_ok=True)
+                else:
+                    promised += msgspec.json.decode(file.read_bytes(), type=_Promise).left_bytes()
+        return promised
 
     def entries(self) -> list[Entry]:
         found = []

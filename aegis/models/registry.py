@@ -115,9 +115,11 @@ def register(
         if renew or not _has_image(looked, dtype, form, cache_dir):
             if looks:
                 return None
-            needed_bytes = looked.weights_bytes + looked.missing_bytes
-            DiskCache(cache_dir, disk_bytes).make_room(needed_bytes, [place.entry] if place.entry else [])
-            looked = place.fetch()
+            disk = DiskCache(cache_dir, disk_bytes)
+            with disk.room(looked.weights_bytes + looked.missing_bytes, place.entry):  # the image, and what is fetched
+                spec = _register(source, place.fetch(), dtype, form, cache_dir, check, report, weigh, renew)
+            disk.trim([Path(spec.directory)])
+            return spec
         return _register(source, looked, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal

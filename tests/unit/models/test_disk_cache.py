@@ -39,6 +39,11 @@ def checkpoint(cache: Path, name: str, used_s: int) -> Path:
     return entry
 
 
+def make_room(cache: DiskCache, nbytes: int, keep: Path | None = None) -> None:
+    with cache.room(nbytes, keep):
+        pass
+
+
 def there(cache: Path) -> set[str]:
     return {entry.path.name for entry in DiskCache(cache, None).entries()}
 
@@ -47,24 +52,24 @@ def test_those_longest_unused_leave_and_no_more_than_must(tmp_path: Path) -> Non
     for name, used_s in (("b", 20), ("a", 10), ("c", 30)):
         image(tmp_path, name, used_s)
     cache = DiskCache(tmp_path, 3 * MIB)
-    cache.make_room(0, [])
+    cache.trim([])
     assert there(tmp_path) == {"a", "b", "c"}
-    cache.make_room(MIB // 2, [])
+    make_room(cache, MIB // 2)
     assert there(tmp_path) == {"b", "c"}
     use(tmp_path / "images" / "b")
-    cache.make_room(2 * MIB, [])
+    make_room(cache, 2 * MIB)
     assert there(tmp_path) == {"b"}, "it was used since"
 
 
 def test_without_a_bound_nothing_leaves(tmp_path: Path) -> None:
     image(tmp_path, "a", 10)
-    DiskCache(tmp_path, None).make_room(1 << 50, [])
+    make_room(DiskCache(tmp_path, None), 1 << 50)
     assert there(tmp_path) == {"a"}
 
 
 def test_of_a_checkpoint_its_weights_leave_and_what_is_known_of_it_stays(tmp_path: Path) -> None:
     entry = checkpoint(tmp_path, "a", 10)
-    DiskCache(tmp_path, 2 * MIB).make_room(2 * MIB, [])
+    make_room(DiskCache(tmp_path, 2 * MIB), 2 * MIB)
     assert there(tmp_path) == set()
     left = {str(path.relative_to(entry)) for path in entry.rglob("*") if path.is_file()}
     assert left == {"files/config.json", "record.json"}
@@ -76,19 +81,19 @@ def test_what_is_held_or_written_or_kept_stays(tmp_path: Path) -> None:
     holding = Hold(held)
     cache = DiskCache(tmp_path, 5 * MIB)
     with locked(written):
-        cache.make_room(MIB, [kept])
+        make_room(cache, MIB, kept)
         assert there(tmp_path) == {"held", "written", "kept"}
         with pytest.raises(ModelRefused, match="4 MiB may not leave; raise --cache-size"):
-            cache.make_room(4 * MIB, [kept])
+            make_room(cache, 4 * MIB, kept)
     holding.release()
-    cache.make_room(4 * MIB, [kept])
+    make_room(cache, 4 * MIB, kept)
     assert there(tmp_path) == {"kept"}
 
 
 def test_what_can_never_fit_is_refused_and_nobody_leaves_for_it(tmp_path: Path) -> None:
     image(tmp_path, "a", 10)
     with pytest.raises(ModelRefused, match=r"takes 3 MiB on disk.* the cache holds 2 MiB; raise --cache-size"):
-        DiskCache(tmp_path, 2 * MIB).make_room(3 * MIB, [])
+        make_room(DiskCache(tmp_path, 2 * MIB), 3 * MIB)
     assert there(tmp_path) == {"a"}
 
 
@@ -99,7 +104,35 @@ def test_another_process_holds_what_it_needs_until_it_ends(tmp_path: Path) -> No
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "held\n"
         with pytest.raises(ModelRefused):
-            DiskCache(tmp_path, MIB).make_room(MIB, [])
+            make_room(DiskCache(tmp_path, MIB), MIB)
         process.kill()
-    DiskCache(tmp_path, MIB).make_room(MIB, [])
+    make_room(DiskCache(tmp_path, MIB), MIB)
     assert there(tmp_path) == set()
+
+
+def test_what_is_promised_is_nobody_else_s_until_it_is_written_or_its_process_ends(tmp_path: Path) -> None:
+    cache, entry = DiskCache(tmp_path, 4 * MIB), tmp_path / "checkpoints" / "a"
+    (entry / "files").mkdir(parents=True)
+    with cache.room(3 * MIB, entry):
+        with pytest.raises(ModelRefused, match="3 MiB may not leave"):
+            make_room(cache, 2 * MIB)
+        with locked(entry):
+            (entry / "files" / "model.safetensors").write_bytes(bytes(2 * MIB))
+            make_room(cache, MIB)  # what has come is not counted twice
+            with pytest.raises(ModelRefused, match="3 MiB may not leave"):
+                make_room(cache, 2 * MIB)
+    make_room(cache, 2 * MIB)
+    imports = "from aegis.models.disk_cache import DiskCache; from pathlib import Path"
+    opened = f"c = DiskCache(Path({str(tmp_path)!r}), {4 * MIB})"
+    command = [
+        sys.executable,
+        "-c",
+        f"{imports}\n{opened}\nwith c.room({3 * MIB}): print('promised', flush=True); input()",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "promised\n"
+        with pytest.raises(ModelRefused):
+            make_room(cache, 2 * MIB)
+        process.kill()
+    make_room(cache, 4 * MIB)
+    assert not list((tmp_path / "promises").iterdir())
