@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
@@ -69,7 +70,8 @@ class RemoteCheckpoint:
             asyncio.run(self._download(_registry(self._address), stored, [*self._small, *self._weights]))
             open_checkpoint(stored.files)
             use(self.entry)
-            return self._looked(stored)
+            digests = tuple(stored.record.kept[file.name].sha256 for file in self._weights)
+            return replace(self._looked(stored), digests=digests, missing_bytes=0)
 
     @contextmanager
     def _locked(self) -> Iterator[Stored]:
@@ -108,8 +110,7 @@ class RemoteCheckpoint:
         if not isinstance(config, dict):
             raise ModelRefused(f"{CONFIG}: expected a JSON object")
         checkpoint = Checkpoint(stored.files, config, tuple(stored.files / file.name for file in self._weights))
-        known = [(file.sha256, stored.known(file)) for file in self._weights]
-        digests = [sha256 or (kept.sha256 if kept else "") for sha256, kept in known]
+        digests = [file.sha256 or stored.sha256(file) for file in self._weights]
         missing = sum((file.size_bytes or 0) for file in self._weights if not stored.has(file))
         missing -= sum(stored.have_bytes(file) for file in self._weights)
         weights_bytes = sum(file.size_bytes or 0 for file in self._weights)

@@ -79,6 +79,11 @@ class Stored:
             return None
         return kept if file.size_bytes in (None, kept.size_bytes) and file.sha256 in (None, kept.sha256) else None
 
+    def sha256(self, file: RemoteFile) -> str:
+        """Of what was fetched of it, if the source has it still; else empty."""
+        kept = self.known(file)
+        return kept.sha256 if kept else ""
+
     def partial(self, name: str) -> Path:
         return self._partial / name
 
