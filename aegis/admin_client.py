@@ -28,10 +28,11 @@ _NEVER = 10**17  # the number of a span that no server lives to see
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """httpx would load them for each request, for 20 ms; `aegis top` makes several a second."""
+    """Those that are trusted, also by SSL_CERT_FILE. httpx would load them for each request, for 20 ms; `aegis top`
+    makes several a second."""
     import httpx
 
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx.create_ssl_context(trust_env=True)
 
 
 class Refused(UserError):

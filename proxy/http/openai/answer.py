@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from msgspec import Raw, Struct, structs
 
 from aegis.core.errors import UserError
+from aegis.core.request import Pace
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
@@ -91,7 +92,7 @@ async def answer(
         note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if parameters.stream:
-        writer = _writer(call, shape, parameters.include_usage)
+        writer = _writer(call, shape, parameters.include_usage, parameters.pace or settings.pace)
         return EventStream(writer, keep_alive_of(request), close=close, status=call.status)
     try:
         return await _whole(request, call, shape)
@@ -143,14 +144,16 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
         return json_reply(shape.whole(choices, call.usage()))
 
 
-def _writer(call: GenerationRequest, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:
+def _writer(
+    call: GenerationRequest, shape: Shape, include_usage: bool, pace: Pace
+) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
         async def chunk(choice: Choice, piece: Piece) -> None:
             told = await beside_loop(lambda: shape.chunk(choice.index, piece), len(piece.tokens), few=_FEW)
             if told is not None:
                 await emit(event(told))
 
-        await call.run(chunk)
+        await call.run(chunk, pace)
         if include_usage:
             await emit(event(shape.usage(call.usage())))
         await emit(DONE)

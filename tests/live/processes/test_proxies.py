@@ -1,9 +1,12 @@
-"""Several proxies serve one pool: their streams are exact, and any of them answers for the whole."""
+"""Several proxies serve one pool, over TLS: their streams are exact, and any of them answers for the whole."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +16,9 @@ import msgspec
 import pytest
 
 from aegis.telemetry.live_view import Live
+from tests.certificates import make_certificate
 from tests.live.cases import Case
-from tests.live.server import SPLIT, Server, eventually, launched
+from tests.live.server import ROOT, SPLIT, Server, eventually, launched
 from tests.live.streams import Stream, client_of, until
 
 STREAMS = 32
@@ -26,10 +30,15 @@ LONG_TOKENS = 300
 def served(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("proxies")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    make_certificate(certificate, key)
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     options += ["--slo", "ttft=1,tbt=0.1", "--proxies", "2", *SPLIT]
-    with launched(tmp_path_factory.mktemp("proxies"), cache, *options, "--debug-memory") as running:
+    options += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    with launched(directory, cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
+        assert running.url.startswith("https://")
         yield running
 
 
@@ -65,6 +74,15 @@ def test_streams_over_two_proxies_are_what_transformers_generates(served: Server
     assert set(spread(streams)) == {"proxy-0", LATER}
     after = served.wait_for_freed_memory()
     assert after.total("request_success_total") - before.total("request_success_total") == len(asked)
+
+
+def test_the_command_line_trusts_the_certificate_that_it_is_told_to(served: Server) -> None:
+    command = [sys.executable, "-m", "aegis.cli.main", "models", "list", "--url", served.url]
+    trusting = os.environ | {"PYTHONPATH": str(ROOT), "SSL_CERT_FILE": str(served.log.parent / "certificate.pem")}
+    listed = subprocess.run(command, env=trusting, check=True, capture_output=True, text=True)
+    assert served.get("/v1/models").json()["data"][0]["id"] in listed.stdout
+    doubting = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert doubting.returncode == 2 and "certificate verify failed" in doubting.stderr
 
 
 def test_any_proxy_answers_for_the_whole(served: Server) -> None:
