@@ -34,13 +34,15 @@ class Asked:
 @dataclass(slots=True)
 class CheckpointServer:
     """`wrong` files come with a byte changed, `cut` ones break off after so many bytes, as often as they are told;
-    `away` answers 503 to all. Without `ranges` files come as a whole only. `bytes_per_s` is how fast each comes."""
+    `away` answers 503 to all. Without `ranges` files come as a whole only, without `lengths` nobody knows how much of
+    them is to come. `bytes_per_s` is how fast each comes."""
 
     root: Path
     port: int = 0
     token: str = ""
     ranges: bool = True
     etags: bool = True
+    lengths: bool = True
     away: bool = False
     bytes_per_s: float = float("inf")
     wrong: set[str] = field(default_factory=set)
@@ -125,7 +127,8 @@ class _Handler(BaseHTTPRequestHandler):
         cuts: list[int] | None = None,
     ) -> None:
         self.send_response(code)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+        length = {"Content-Length": str(len(body))} if self.told.lengths or not asked else {"Connection": "close"}
+        for name, value in {**length, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "HEAD":

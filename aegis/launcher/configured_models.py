@@ -31,6 +31,14 @@ def sources_of(config: Config, *, demo: bool) -> list[Source]:
     return sources
 
 
+def _refuse_bad(url: str, where: str) -> None:
+    """Raises UserError."""
+    try:
+        parse(url)
+    except UserError as error:
+        raise UserError(f"{where}: {error.message}", param="models") from None
+
+
 def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
@@ -39,6 +47,6 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
     if entry.url:
-        parse(entry.url)
+        _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
     return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy)

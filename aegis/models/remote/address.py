@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 
-SCHEMES = ("hf", "https", "http", "s3")
-
 _REMOTE = re.compile(r"(hf|https?|s3)://", re.IGNORECASE)
 _HUB = re.compile(r"([\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@([\w][\w./-]*))?", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -76,8 +74,9 @@ def _web(text: str) -> WebAddress:
         host, _ = parts.hostname, parts.port
     except ValueError:
         host, parts = None, urlsplit("")
-    if not host:
-        raise UserError(f"{_shown(text)}: expected https://host/folder or https://host/file.tar")
+    if not host or parts.scheme not in ("http", "https"):
+        forms = "hf://org/name@revision, https://host/folder, https://host/file.tar or s3://bucket/prefix"
+        raise UserError(f"{_shown(text)}: expected {forms}")
     if parts.username is not None or parts.query or parts.fragment:  # an address is shown to clients, and logged
         raise UserError(f"https://{host}/…: an address may hold no user, password or query; put the files elsewhere")
     return WebAddress(text)

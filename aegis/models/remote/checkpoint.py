@@ -88,6 +88,9 @@ class RemoteCheckpoint:
             await self._download(registry, stored, self._small, client)
         index = _read(stored.files / INDEX) if listing.named(INDEX) else None
         self._weights = tuple(sorted(weights(listing, index), key=lambda file: file.name))
+        for file in self._weights:
+            if file.size_bytes is None:
+                raise ModelRefused(f"{file.name}: its source does not say how large it is")
         stored.record.revision = listing.revision
         stored.record.small = [file.name for file in self._small]
         stored.record.weights = [file.name for file in self._weights]

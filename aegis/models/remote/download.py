@@ -35,7 +35,7 @@ from aegis.models.remote.fetch_core import (
     WantedFile,
 )
 from aegis.models.remote.http import BUSY, host_of, why
-from aegis.models.remote.listing import RemoteFile
+from aegis.models.remote.listing import RemoteFile, small_bytes_max
 from aegis.models.remote.stored import Stored, digest_of
 
 _REPORT_NS = 250_000_000
@@ -177,12 +177,14 @@ class Download:
 
     async def _write(self, file: RemoteFile, begins: int, size_bytes: int | None, response: httpx.Response) -> None:
         await self._written(Answered(file.name, begins, size_bytes))
-        path = self._stored.partial(file.name)
+        path, most = self._stored.partial(file.name), file.size_bytes or size_bytes or small_bytes_max(file.name)
         with path.open("r+b" if path.exists() else "wb") as out:
             have = out.seek(begins)
             async for chunk in response.aiter_raw():
-                out.write(chunk)
                 have += len(chunk)
+                if size_bytes is None and have > most:
+                    raise ModelRefused(f"{file.name} has more than {most >> 20} MiB, which are the most that are read")
+                out.write(chunk)
                 await self._written(Arrived(file.name, have))
 
     async def _written(self, event: Event) -> None:

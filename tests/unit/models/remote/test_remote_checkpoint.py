@@ -209,6 +209,21 @@ def test_a_source_that_is_away_has_what_it_had(remote: Remote, web: CheckpointSe
         fetched(remote("hf://org/tiny"))
 
 
+def test_a_file_that_never_ends_is_refused_and_so_are_weights_of_unknown_size(
+    remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.lengths = False
+    with pytest.raises(ModelRefused, match=r"^model\.safetensors: its source does not say how large it is"):
+        remote(f"{web.url}/org/tiny").look()
+    (web.root / "org" / "tiny" / "config.json").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr("aegis.models.remote.listing.JSON_BYTES_MAX", 1 << 20)
+    with pytest.raises(ModelRefused, match=r"^config\.json has more than 1 MiB"):
+        remote(f"{web.url}/org/tiny").look()
+    web.lengths = True
+    with pytest.raises(ModelRefused, match=r"^config\.json has 3 MiB, at most 1 are read"):
+        remote(f"{web.url}/org/tiny").look()
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
