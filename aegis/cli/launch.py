@@ -112,7 +112,7 @@ def launch(
     ] = None,
     cache_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Disk for fetched checkpoints and weight images. [default: no bound]"),
+        typer.Option(metavar="SIZE", help="Disk for fetched checkpoints and weight images; no bound if not given."),
     ] = None,
     slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
     prefix_reuse: Annotated[
