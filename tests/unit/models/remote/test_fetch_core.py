@@ -212,6 +212,14 @@ def test_what_is_wrong_once_is_fetched_anew_and_twice_is_refused() -> None:
     assert discarded == Discard("a") and isinstance(failed, Failed) and "sha256" in failed.reason
 
 
+def test_what_the_disk_has_in_another_size_is_wrong_though_all_had_arrived() -> None:
+    core = FetchCore([WantedFile("a", 2)])
+    core.on(Begun(), 0)
+    core.on(Arrived("a", 2), 0)
+    assert core.on(Ended("a"), 0) == [Verify("a")]
+    assert core.on(Verified("a", 1, "any"), 0) == [Discard("a"), Ask("a", 0)]
+
+
 def test_a_whole_file_of_an_earlier_fetch_is_only_verified() -> None:
     core = FetchCore([WantedFile("a", 3, "right", have_bytes=3)])
     assert core.on(Begun(), 0) == [Verify("a")]
