@@ -97,6 +97,7 @@ class _Registrar:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
     refusal: str = ""
+    calls: int = 0
 
     async def __call__(
         self,
@@ -108,6 +109,7 @@ class _Registrar:
         **_: Any,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
         (source,) = sources
+        self.calls += 1
         if source.lazy and not wanted:
             yield source, None
             return
@@ -321,7 +323,7 @@ def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None
         await adding.until(lambda: catalogue.coming()[adding.model].tries)
         card = catalogue.coming()[adding.model]
         assert (card.lazy, card.tries, card.refusal) == (True, 1, "the hub is away")
-        adding.registrar.refusal = ""
+        adding.registrar.refusal, adding.registrar.calls = "", 0
         for _ in range(3):
             catalogue.want(adding.model)
         await adding.until(lambda: adding.registrar.running)
@@ -331,7 +333,7 @@ def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None
         await adding.until(catalogue.models)
         await adding.until(lambda: adding.states() == ([adding.model], [], 0))
         catalogue.want(adding.model)
-        assert adding.states() == ([adding.model], [], 0)
+        assert adding.states() == ([adding.model], [], 0) and adding.registrar.calls == 1
 
     _while_adding(tmp_path, work)
 

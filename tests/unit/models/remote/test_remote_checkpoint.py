@@ -115,16 +115,19 @@ def test_a_server_without_ranges_or_tags_starts_anew(remote: Remote, web: Checkp
     assert fetched(remote(f"{web.url}/org/tiny")) == needed(FILES)
 
 
-def test_a_file_that_changed_meanwhile_is_fetched_anew(remote: Remote, web: CheckpointServer) -> None:
-    checkpoint = remote(f"{web.url}/org/tiny")
+@pytest.mark.parametrize("source", ["hf://org/tiny", "{url}/org/tiny"])
+def test_a_file_that_changed_meanwhile_is_fetched_anew(remote: Remote, web: CheckpointServer, source: str) -> None:
+    checkpoint = remote(source.format(url=web.url))
     checkpoint.look()
     web.cut["model.safetensors"] = [100_000] + [0] * 20
     with pytest.raises(ModelRefused):
         checkpoint.fetch()
     web.cut.clear()
-    other = FILES["model.safetensors"][:-1] + b"\x01"
+    web.asked.clear()
+    other = SHARDED["model-00001-of-00002.safetensors"]
     (web.root / "org" / "tiny" / "model.safetensors").write_bytes(other)
-    assert fetched(remote(f"{web.url}/org/tiny"))["model.safetensors"] == other
+    assert fetched(remote(source.format(url=web.url)))["model.safetensors"] == other
+    assert [asked.start for asked in web.asked_for("model.safetensors")] == [0]
 
 
 def test_a_wrong_byte_is_fetched_again_once_and_then_refused(remote: Remote, web: CheckpointServer) -> None:

@@ -216,8 +216,8 @@ class ScriptedMarket:
         return self.registering
 
     def want(self, model: ModelId) -> None:
+        """What is known of it is another only when the node has heard of it."""
         self.wanted.append(model)
-        self.registering[model] = msgspec.structs.replace(self.registering[model], lazy=False, progress="fetching")
 
     async def permit(self, caller: Caller | None, model: ModelId | None) -> ScriptedPermit:
         refusal = self.permit_refusals.pop(0) if self.permit_refusals else None

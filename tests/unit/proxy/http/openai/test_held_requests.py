@@ -88,7 +88,7 @@ def test_a_lazy_model_is_wanted_by_its_first_request_and_answered_when_it_has_co
     assert behind.wanted == ["new"]
     behind = lazy(market())
     lines = [line for line in asked(behind, path, came=True, stream=True).text.splitlines() if line]
-    assert lines[0] == ": model 'new' is being registered: fetching" and lines[-1] == "data: [DONE]"
+    assert lines[0] == ": model 'new' is being registered: waits" and lines[-1] == "data: [DONE]"
     assert behind.wanted == ["new"]
 
 
