@@ -11,6 +11,12 @@ from msgspec import Struct
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.sources import Source, fetch
 
+FETCH_S = 600.0
+LOCK_S = 3600.0
+
+Report = Callable[[str, float], None]
+"""Receives one line on the present work, and the time that it may take until the next line, in seconds."""
+
 
 class Looked(Struct, frozen=True):
     """`digests` are those of its weights' files, where it is `fetched` and they are known; `missing_bytes` of the
@@ -43,19 +49,18 @@ class Directory:
 
     entry = None
 
-    def __init__(self, source: Source, report: Callable[[str], None]) -> None:
+    def __init__(self, source: Source, report: Report) -> None:
         self._source = source
         self._report = report
 
     def look(self) -> Looked:
-        checkpoint = open_checkpoint(fetch(self._source, self._report))
+        checkpoint = open_checkpoint(fetch(self._source, lambda text: self._report(text, FETCH_S)))
         return Looked(checkpoint, stored_bytes(checkpoint))
 
     fetch = look
 
 
-def place_of(source: Source, cache_dir: Path, report: Callable[[str], None]) -> Place:
-    """`report` receives a line on the present work."""
+def place_of(source: Source, cache_dir: Path, report: Report) -> Place:
     if source.url is None:
         return Directory(source, report)
     from aegis.models.remote.checkpoint import RemoteCheckpoint

@@ -22,7 +22,7 @@ from aegis.models.checkpoint import Checkpoint
 from aegis.models.disk_cache import DiskCache, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
-from aegis.models.place import Looked, place_of, stored_bytes
+from aegis.models.place import LOCK_S, Looked, Report, place_of, stored_bytes
 from aegis.models.sources import Source
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
@@ -60,16 +60,11 @@ def try_chat_template(text: TextModel) -> None:
 Check = Callable[[ModelSpec, "PreTrainedModel"], None]
 """Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""
 
-Report = Callable[[str, float], None]
-"""Receives one line on the present work, and the time that it may take until the next line, in seconds."""
-
 STAGE_S = 120.0
 BYTES_PER_S = 16 << 20
 """The least speed of reading weights: slow disks have less than a tenth of the speed of others."""
 
 TEMPLATE_S = 5.0
-FETCH_S = 600.0
-LOCK_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,7 @@ def register(
     names the checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
-        place = place_of(source, cache_dir, lambda text: report(text, FETCH_S))
+        place = place_of(source, cache_dir, report)
         looked = place.look()
         _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine

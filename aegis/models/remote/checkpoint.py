@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.disk_cache import use
-from aegis.models.place import Looked
+from aegis.models.place import FETCH_S, LOCK_S, Looked, Report
 from aegis.models.remote.address import Address, BucketAddress, HubAddress, WebAddress, parse
 from aegis.models.remote.download import Download
 from aegis.models.remote.http import Away, new_client
@@ -38,9 +38,9 @@ class Registry(Protocol):
 
 
 class RemoteCheckpoint:
-    """One source, in the cache that all processes share. `report` receives a line on the present work."""
+    """One source, in the cache that all processes share."""
 
-    def __init__(self, source: str, cache_dir: Path, report: Callable[[str], None]) -> None:
+    def __init__(self, source: str, cache_dir: Path, report: Report) -> None:
         self._address = parse(source)
         self._cache_dir = cache_dir
         self._source = source
@@ -75,12 +75,12 @@ class RemoteCheckpoint:
 
     @contextmanager
     def _locked(self) -> Iterator[Stored]:
-        self._report("waiting for whoever fetches it, too")
+        self._report("waiting for whoever fetches it, too", LOCK_S)
         with locked(self.entry):
             yield Stored(self._cache_dir, self._source)
 
     async def _list(self, stored: Stored) -> None:
-        self._report("listing its files")
+        self._report("listing its files", FETCH_S)
         registry = _registry(self._address)
         async with new_client() as client:
             listing = await registry.listing(client)
@@ -123,7 +123,7 @@ class RemoteCheckpoint:
         self, registry: Registry, stored: Stored, files: Any, client: httpx.AsyncClient | None = None
     ) -> None:
         def report(have_bytes: int, of_bytes: int) -> None:
-            self._report(f"fetching, {have_bytes / _MIB:.0f} of {of_bytes / _MIB:.0f} MiB")
+            self._report(f"fetching, {have_bytes / _MIB:.0f} of {of_bytes / _MIB:.0f} MiB", FETCH_S)
 
         if client:
             await Download(registry, stored, client, report).run(files)

@@ -30,7 +30,7 @@ def environment(served: BucketServer, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def remote(tmp_path: Path, source: str) -> RemoteCheckpoint:
-    return RemoteCheckpoint(source, tmp_path / "cache", lambda text: None)
+    return RemoteCheckpoint(source, tmp_path / "cache", lambda text, within_s: None)
 
 
 @pytest.mark.parametrize("prefix", ["team/tiny", "plain/"])

@@ -37,7 +37,7 @@ def remote(tmp_path: Path, web: CheckpointServer, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("aegis.models.remote.http._FIRST_WAIT_S", 0.001)
     monkeypatch.setattr("aegis.models.remote.fetch_core.FIRST_WAIT_NS", 1_000_000)
-    return lambda source: RemoteCheckpoint(source, tmp_path / "cache", lambda text: None)
+    return lambda source: RemoteCheckpoint(source, tmp_path / "cache", lambda text, within_s: None)
 
 
 def fetched(checkpoint: RemoteCheckpoint) -> dict[str, bytes]:
@@ -232,7 +232,7 @@ import resource, sys
 from pathlib import Path
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.checkpoint import RemoteCheckpoint
-checkpoint = RemoteCheckpoint(sys.argv[1], Path(sys.argv[2]), lambda text: None)
+checkpoint = RemoteCheckpoint(sys.argv[1], Path(sys.argv[2]), lambda text, within_s: None)
 checkpoint.look()
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
 try:
