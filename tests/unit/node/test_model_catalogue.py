@@ -379,3 +379,21 @@ def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp
         assert (card.lazy, card.refusal) == (True, "the hub is away")
 
     _while_adding(tmp_path, work)
+
+
+def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue = adding.catalogue
+        await catalogue.add(str(tmp_path / "checkpoint"), adding.model, lazy=True)
+        source = Source(adding.model, str(tmp_path / "checkpoint"), lazy=True, priority=-3)
+        assert catalogue.revise(source)
+        adding.registrar.go_on.set()
+        catalogue.want(adding.model)
+        await adding.until(catalogue.models)
+        await adding.until(lambda: not catalogue.coming())
+        assert catalogue.models()[adding.model].priority == -3
+        assert not catalogue.revise(source), "of one that is served what may be changed is"
+
+    _while_adding(tmp_path, work)

@@ -252,3 +252,15 @@ def test_a_full_disk_is_one_line_and_the_rest_comes_later(
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     assert fetched(remote(f"{web.url}/org/tiny")) == needed(FILES)
     assert web.asked_for("model.safetensors")[-1].start > 0
+
+
+def test_a_file_system_that_is_full_is_one_line(web: CheckpointServer, tmp_path: Path) -> None:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = f"mount -t tmpfs -o size=256k tmpfs {directory}"
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*namespace, mount], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    command = [sys.executable, "-c", FULL, f"{web.url}/org/tiny", str(directory), "-1"]
+    told = subprocess.run([*namespace, f'{mount} && exec "$@"', "sh", *command], capture_output=True, text=True)
+    assert told.stdout.startswith(f"the disk is full: {directory}") and told.stdout.count("\n") == 1, told.stderr
