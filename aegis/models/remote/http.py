@@ -39,26 +39,29 @@ def host_of(url: str) -> str:
     return httpx.URL(url).netloc.decode("ascii", "replace")
 
 
-async def read(client: httpx.AsyncClient, url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+async def read(
+    client: httpx.AsyncClient, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
+) -> httpx.Response:
     """The whole answer, which is a list or a small file. Raises Gone, and Away after some tries."""
     reason = ""
     for attempt in range(_TRIES):
         if attempt:
             await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
         try:
-            async with client.stream("GET", url, headers=dict(headers or {})) as response:
+            async with client.stream(method, url, headers=dict(headers or {})) as response:
                 if response.status_code in BUSY:
                     reason = f"answers {response.status_code}"
                     continue
                 if response.status_code != httpx.codes.OK:
                     code = response.status_code
-                    raise Gone(f"{host_of(url)} answers {code} to GET {httpx.URL(url).path}", code)
+                    raise Gone(f"{host_of(url)} answers {code} to {method} {httpx.URL(url).path}", code)
                 body = bytearray()
                 async for chunk in response.aiter_bytes():
                     body += chunk
                     if len(body) > LIST_BYTES_MAX:
                         raise ModelRefused(f"{host_of(url)} answers a list with more than {LIST_BYTES_MAX >> 20} MiB")
-                return httpx.Response(response.status_code, headers=response.headers, content=bytes(body))
+                told = httpx.Headers([pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"])
+                return httpx.Response(response.status_code, headers=told, content=bytes(body))
         except httpx.HTTPError as error:
             reason = f"cannot be reached ({why(error)})"
         except httpx.InvalidURL:

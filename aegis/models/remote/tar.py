@@ -12,7 +12,7 @@ import httpx
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import WebAddress
-from aegis.models.remote.http import Away, host_of, why
+from aegis.models.remote.http import BUSY, Away, host_of, why
 from aegis.models.remote.listing import CONFIG, FILES_MAX, SUMS, Listing, RemoteFile, read_sums, refuse_climbing
 
 _BLOCK_BYTES = 1 << 16
@@ -137,6 +137,8 @@ class _RangeReader(io.RawIOBase):
                 return
             if answer.status_code == httpx.codes.OK:
                 raise ModelRefused(f"{host_of(self._url)} sends no parts of files, which a tar needs; unpack it there")
+            if answer.status_code in BUSY:
+                raise Away(f"{host_of(self._url)} answers {answer.status_code}; try again later")
             if answer.status_code != httpx.codes.PARTIAL_CONTENT:
                 raise ModelRefused(
                     f"{host_of(self._url)} answers {answer.status_code} to GET {httpx.URL(self._url).path}"

@@ -12,10 +12,11 @@ import httpx
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import WebAddress
-from aegis.models.remote.http import BUSY, as_json, host_of, read, why
+from aegis.models.remote.http import Gone, as_json, read
 from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums, refuse_climbing
 
 _HEADS_AT_ONCE = 8
+_NO_HEAD = (405, 501)
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -59,16 +60,14 @@ def _summed(file: RemoteFile, sha256: str | None) -> RemoteFile:
 
 
 async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Semaphore) -> RemoteFile:
-    """With what the server says of it. A server that says nothing to HEAD is asked for the file all the same."""
+    """With what the server says of it. A server that knows no HEAD is asked for the file all the same."""
     try:
         async with gate:
-            answer = await client.head(file.url)
-    except httpx.HTTPError as error:
-        raise ModelRefused(f"{host_of(file.url)} cannot be reached ({why(error)})") from None
-    if answer.status_code in BUSY or answer.status_code == httpx.codes.METHOD_NOT_ALLOWED:
-        return file
-    if answer.status_code != httpx.codes.OK:
-        raise ModelRefused(f"{host_of(file.url)} answers {answer.status_code} to HEAD {urlsplit(file.url).path}")
+            answer = await read(client, file.url, method="HEAD")
+    except Gone as gone:
+        if gone.answered in _NO_HEAD:
+            return file
+        raise
     etag, size = answer.headers.get("etag", ""), answer.headers.get("content-length", "")
     strong = etag if etag.startswith('"') else ""
     tag = file.sha256 or strong or answer.headers.get("last-modified")
