@@ -61,11 +61,13 @@ class Directory:
 
 
 def place_of(source: Source, cache_dir: Path, report: Report) -> Place:
-    if source.url is None:
+    """The hub's own cache is filled as a whole, so a lazy model of the hub does without it."""
+    url = source.url or (f"hf://{source.hub}" if source.hub and source.lazy else None)
+    if url is None:
         return Directory(source, report)
     from aegis.models.remote.checkpoint import RemoteCheckpoint
 
-    return RemoteCheckpoint(source.url, cache_dir, report)
+    return RemoteCheckpoint(url, cache_dir, report)
 
 
 def stored_bytes(checkpoint: Checkpoint) -> int:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.disk_cache import DiskCache, Hold
 from aegis.models.registry import register
-from aegis.models.sources import read_sources
+from aegis.models.sources import Source, read_sources
 from tests import checkpoints
 from tests.checkpoint_server import CheckpointServer, serving
 
@@ -91,3 +92,13 @@ def test_a_lazy_directory_is_looked_at_alone(tmp_path: Path, web: CheckpointServ
     shutil.rmtree(web.root / "one")
     with pytest.raises(ModelRefused, match="no such directory"):
         register(source, looks=True, **how)  # type: ignore[arg-type]
+
+
+def test_a_lazy_model_of_the_hub_is_looked_at_alone(
+    tmp_path: Path, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", web.url)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    source = Source(ModelId("one"), hub="one", lazy=True)
+    assert register(source, dtype="float32", cache_dir=tmp_path / "cache", looks=True) is None
+    assert web.asked_for("config.json") and not web.asked_for(SHARD)
