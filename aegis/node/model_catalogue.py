@@ -344,7 +344,7 @@ class Catalogue:
             self._wire.notify_proxies(ModelAway(model))
         if not found.renewing and found.source.lazy and not Path(found.spec.image_path).exists():
             log(_logger, logging.INFO, "model that has left the disk is fetched again", {"model": model})
-            found.damage, found.detail = "it has left the disk", "it is fetched again"
+            found.damage, found.detail = "it has left the disk", "it has left the disk; it is fetched again"
             self._make_again(found)
         elif not found.renewing:
             found.renewals += 1
@@ -469,11 +469,16 @@ class Catalogue:
         """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
         while self._damaged:
             models, self._damaged = list(self._damaged.values()), {}
-            outcomes = self._register([model.source for model in models], lambda _model, _text: None, renew=True)
+            outcomes = self._register([model.source for model in models], self._report_renewal, renew=True)
             async for source, outcome in outcomes:
                 assert outcome is not None, "all were wanted"
                 await self._renewed(next(model for model in models if model.source is source), outcome)
         self._renewer = None
+
+    def _report_renewal(self, model: ModelId, text: str) -> None:
+        found = self._models.get(model)
+        if found and found.renewing:
+            found.detail = f"{found.damage}; it is being made again: {text}"
 
     async def _renewed(self, model: CatalogueModel, outcome: ModelSpec | ModelRefused) -> None:
         if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:

@@ -370,7 +370,13 @@ def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp
             catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
             assert catalogue.models()[adding.model].away
             await adding.until(lambda: not catalogue.models()[adding.model].away)
-        assert catalogue.models()[adding.model].state == "ready"
+        assert (catalogue.models()[adding.model].state, catalogue.models()[adding.model].detail) == ("ready", "")
+        adding.registrar.go_on.clear()
+        catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
+        told = "it has left the disk; it is being made again: loading the weights"
+        await adding.until(lambda: catalogue.models()[adding.model].detail == told)
+        adding.registrar.go_on.set()
+        await adding.until(lambda: not catalogue.models()[adding.model].away)
         adding.registrar.refusal = "the hub is away"
         catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
         await adding.until(lambda: not catalogue.models())
