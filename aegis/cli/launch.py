@@ -61,7 +61,8 @@ def launch(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, or a hub id. "
+            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, a hub id, or an "
+            "address: hf://org/name@revision, https://host/folder, s3://bucket/prefix. "
             "May be repeated. [default: the demo market]",
         ),
     ] = None,
@@ -108,6 +109,10 @@ def launch(
     model_cache: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Part of the host memory for cached weights; half of it if not given."),
+    ] = None,
+    cache_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Disk for fetched checkpoints and weight images; no bound if not given."),
     ] = None,
     slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
     prefix_reuse: Annotated[

@@ -85,6 +85,10 @@ class ModelEntry(Section):
 
     path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
+    url: str | None = Field(
+        default=None, description="Address in place of a path: hf://, https:// or s3://; docs/registries.md"
+    )
+    lazy: bool = Field(default=False, description="Its weights are read, or fetched, at its first request")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
@@ -94,8 +98,8 @@ class ModelEntry(Section):
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelEntry:
-        if (not self.path and not self.hub) or (self.path and self.hub):
-            raise ValueError("should have either path or hub")
+        if sum(bool(place) for place in (self.path, self.hub, self.url)) != 1:
+            raise ValueError("should have one of path, hub and url")
         return self
 
 
@@ -225,6 +229,11 @@ class Memory(Section):
     model_cache: Size | None = Field(
         default=None, description="Part of the host memory for weight images; half of it if not set"
     )
+    cache_size: Size | None = Field(
+        default=None,
+        description="Disk for fetched checkpoints and weight images, of which those longest unused leave; not set: no "
+        "bound; docs/registries.md",
+    )
     slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
     prefix_reuse: Switch = Field(
         default="on", description="Keep the KV of requests that end, for prompts that begin alike: docs/prefix.md"
@@ -353,7 +362,9 @@ class Config(Section):
 
     models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
     api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
-    sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
+    sources: tuple[str, ...] = Field(
+        default=(), description="YAML of models, directories of checkpoints, hub ids, addresses"
+    )
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Kind of device: cpu or cuda; auto: cuda where there are GPUs"
@@ -434,6 +445,7 @@ OPTIONS: dict[str, Key] = {
     "device_memory": ("memory", "device"),
     "host_memory": ("memory", "host"),
     "model_cache": ("memory", "model_cache"),
+    "cache_size": ("memory", "cache_size"),
     "slab": ("memory", "slab"),
     "prefix_reuse": ("memory", "prefix_reuse"),
     "dtype": ("dtype",),

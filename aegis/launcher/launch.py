@@ -294,14 +294,18 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, 
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    models: list[CatalogueModel] = list(market.queries.models().values())
+    served: list[CatalogueModel] = list(market.queries.models().values())
+    lazy = [name for name, each in market.node.catalogue.coming().items() if each.lazy]
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"aegis serves {len(models)} models on {url}")
-    for model in models:
+    out.print(f"aegis serves {len(served) + len(lazy)} models on {url}")
+    for model in served:
         manifest = model.spec.manifest
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
+    for name in lazy:
+        out.print(f"  {name:24} its weights come with its first request")
+    names = [*(model.spec.model for model in served), *lazy]
     out.print("try it:")
-    out.print(f"  {_example(url, models[0].spec.model, needs_key=market.node.keys.asks)}", markup=False)
+    out.print(f"  {_example(url, names[0], needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()
 

@@ -213,9 +213,10 @@ class GenerationRequest:
         return any(choice.slow for choice in self.choices)
 
     def status(self) -> str:
-        """The reason for which the first of its sequences waits."""
-        before = self.choices[0].handle.before()
-        return "waiting" if before is None else f"waiting, {before} requests come before this one"
+        """The reason for which the first of its sequences waits, and what is amiss with its model meanwhile."""
+        before, detail = self.choices[0].handle.before(), self.served.detail
+        told = "waiting" if before is None else f"waiting, {before} requests come before this one"
+        return f"{told}; of the model: {detail}" if detail else told
 
     def cancel(self) -> None:
         for choice in self.choices:

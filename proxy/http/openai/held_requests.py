@@ -9,6 +9,7 @@ from typing import Protocol
 from fastapi import Request, Response
 
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Market
 from proxy.http.request_ids import make_known
@@ -39,14 +40,15 @@ async def held(
     market, name = market_of(request), body.model
     if not _is_coming(market, name):
         return await respond()
+    tries = _want(market, name)
     if not body.stream:
-        await while_connected(request.receive, _come(market, name))
+        await while_connected(request.receive, _come(market, name, tries))
         return await respond()
 
     async def write(emit: Emit) -> None:
         make_known(request)
         await emit(comment(status()))
-        await _come(market, name)
+        await _come(market, name, tries)
         response = await respond()
         assert isinstance(response, EventStream)
         await response.carry_on(request.scope, emit)
@@ -62,6 +64,19 @@ def _is_coming(market: Market, name: str) -> bool:
     return name not in market.models() and name in market.coming()
 
 
-async def _come(market: Market, name: str) -> None:
+def _want(market: Market, name: str) -> int:
+    """A lazy model is registered now, if it is not already. How often that has failed before."""
+    before = market.coming()[name]
+    if before.lazy:
+        market.want(ModelId(name))
+    return before.tries
+
+
+async def _come(market: Market, name: str, tries: int) -> None:
+    """Raises UserError where it was tried since and did not come."""
     while _is_coming(market, name):
+        coming = market.coming()[name]
+        if coming.lazy and coming.tries > tries:
+            message = f"model {name!r} cannot be served now: {coming.refusal}"
+            raise UserError(message, status=503, param="model", code="model_not_fetched", kind="server_error")
         await asyncio.sleep(_LOOK_S)

@@ -76,6 +76,60 @@ def test_what_is_refused_after_the_wait_ends_the_stream() -> None:
     assert json.loads(last.removeprefix("data: "))["error"]["param"] == "n"
 
 
+def lazy(behind: ScriptedMarket, tries: int = 0, refusal: str = "") -> ScriptedMarket:
+    behind.registering["new"] = RegisteringModel("hf://org/new", "waits", True, tries, refusal)
+    return behind
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_lazy_model_is_wanted_by_its_first_request_and_answered_when_it_has_come(path: str) -> None:
+    behind = lazy(market())
+    reply = asked(behind, path, came=True)
+    assert reply.status_code == 200 and "hello" in reply.text
+    assert behind.wanted == ["new"]
+    behind = lazy(market())
+    lines = [line for line in asked(behind, path, came=True, stream=True).text.splitlines() if line]
+    assert lines[0] == ": model 'new' is being registered: waits" and lines[-1] == "data: [DONE]"
+    assert behind.wanted == ["new"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lazy_model_that_does_not_come_is_told_and_may_be_tried_again(stream: bool) -> None:
+    behind = lazy(market(), tries=1, refusal="an earlier one")
+
+    async def calls(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response]:
+        body = PATHS["/v1/completions"] | {"model": "new", "stream": stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done(), "what failed before it came is not its concern"
+        lazy(behind, tries=2, refusal="the hub is away")
+        first = await asking
+        again = asyncio.create_task(client.post("/v1/completions", json=body))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        lazy(behind, tries=3, refusal="it is still away")
+        return first, await again
+
+    for reply, told in zip(calling(behind, calls), ("the hub is away", "it is still away"), strict=True):
+        text = reply.text.splitlines()[-2].removeprefix("data: ") if stream else reply.text
+        error = json.loads(text)["error"]
+        assert (error["code"], error["message"]) == ("model_not_fetched", f"model 'new' cannot be served now: {told}")
+        assert stream or reply.status_code == 503
+    assert behind.wanted == ["new", "new"]
+
+
+def test_lazy_models_are_listed_as_such() -> None:
+    (coming,) = calling(lazy(market()), lambda client: client.get("/v1/models")).json()["coming"]
+    assert (coming["id"], coming["state"], coming["detail"]) == ("new", "lazy", "waits")
+
+
+def test_a_model_may_be_added_lazily() -> None:
+    body = {"source": "hf://org/new", "name": "new", "lazy": True}
+    reply = calling(market(), lambda client: client.post("/models/load", json=body))
+    assert (reply.status_code, reply.json()["state"], reply.json()["root"]) == (200, "lazy", "hf://org/new")
+
+
 def test_models_on_their_way_are_listed() -> None:
     listed = calling(expecting(), lambda client: client.get("/v1/models")).json()
     assert [card["id"] for card in listed["data"]] == ["m"]
