@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from aegis.core.ids import ModelId
 from aegis.core.limits import Limits
+from aegis.core.pooling import Pooling
 
 TENSOR_ALIGNMENT_BYTES = 256
 
@@ -62,8 +63,13 @@ class KvLayer(Struct, frozen=True):
     value_dim: int
 
 
+PLACE_BYTES = 256
+"""A block of a shape without layers holds nothing, and is counted all the same: what bounds a batch is blocks."""
+
+
 class KvShape(Struct, frozen=True, cache_hash=True):
-    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous.
+    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous. Without layers no KV is
+    kept.
 
     Within a block, layer l holds K as [block_tokens, heads, key_dim] and then V as [block_tokens, heads, value_dim].
     """
@@ -79,7 +85,7 @@ class KvShape(Struct, frozen=True, cache_hash=True):
 
     @property
     def block_bytes(self) -> int:
-        return _token_bytes(self) * self.block_tokens
+        return _token_bytes(self) * self.block_tokens or PLACE_BYTES
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -137,6 +143,7 @@ class Manifest(Struct, frozen=True):
     engine: EngineName = "transformers"  # whose layout of weights and KV it has
     checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
     ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
+    pooling: Pooling | None = None  # of a model that generates nothing
 
 
 class ModelSpec(Struct, frozen=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
+from aegis.core.pooling import Pooling
 from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
@@ -21,6 +22,7 @@ from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
+from aegis.models.pooling_files import longest_text, pools
 from aegis.models.sources import Source, fetch
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
@@ -103,6 +105,8 @@ def register(
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
+        if pools(checkpoint):
+            engine = _engine_that_pools(ranks)
         _refuse_without(engine, ranks)
         form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(checkpoint, dtype))
         return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
@@ -129,6 +133,13 @@ def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
 
 def _stored_bytes(checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in checkpoint.weights)
+
+
+def _engine_that_pools(ranks: int) -> EngineName:
+    """Whichever one the others use."""
+    if ranks > 1:
+        raise ModelRefused("models of embeddings are not shared out among ranks: leave out --tensor-parallel-size")
+    return "transformers"
 
 
 def _refuse_without(engine: EngineName, ranks: int) -> None:
@@ -186,7 +197,7 @@ def _convert(
     within_s = STAGE_S + stored_bytes / BYTES_PER_S
     weigh(stored_bytes)
     report("reading the configuration", STAGE_S)
-    refuse_by_configuration(checkpoint)
+    pooling = refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:
         report("reading the tokenizer", STAGE_S)
         if note := write_tokenizer(checkpoint.directory, draft):
@@ -195,17 +206,25 @@ def _convert(
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
-        model = load(checkpoint, dtype)
+        model = load(checkpoint, dtype, pooling)
         report("writing the weight image", within_s)
-        manifest = _writer(form, model)(directory.name, checkpoint.directory, draft)
+        manifest = _writer(form, model, checkpoint, pooling)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)
     return manifest
 
 
-def _writer(form: _Form, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+def _writer(
+    form: _Form, model: PreTrainedModel, checkpoint: Checkpoint, pooling: Pooling | None
+) -> Callable[[str, Path, Path], Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
+    if pooling is not None:
+        from aegis.models.kv_probe import positions
+        from aegis.models.weight_image import Pooled, write_pooled_image
+
+        pooled = Pooled(pooling, longest_text(checkpoint, positions(model)))
+        return partial(write_pooled_image, model, pooled, packs=form.packs)
     if form.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 
