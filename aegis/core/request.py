@@ -57,7 +57,9 @@ class Sampling(Struct, frozen=True):
     logprobs: int | None = None  # alternatives to report per generated token
     prompt_logprobs: int | None = None  # the same for the prompt (echo)
     grammar: Grammar | None = None  # with one, the model has end tokens, which are stop tokens from the first on
-    pools: bool = False  # the answer is one vector, in place of the first token, which is the last; nothing is generated
+    pools: bool = (
+        False  # the answer is one vector, in place of the first token, which is the last; nothing is generated
+    )
     pair_at: int = 0  # then, of a prompt that is a pair of texts, where the second one begins; 0: it is no pair
 
     def finish(self, index: int, token: int) -> FinishReason | None:

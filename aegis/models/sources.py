@@ -113,7 +113,9 @@ def fetch(source: Source, report: Callable[[str], None] = lambda _: None) -> Pat
 
     try:
         return Path(
-            snapshot_download(source.root, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DIRECTORIES, tqdm_class=bar(report))
+            snapshot_download(
+                source.root, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DIRECTORIES, tqdm_class=bar(report)
+            )
         )
     except LocalEntryNotFoundError as error:
         reason = "it is not in the local hub cache and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"

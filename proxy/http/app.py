@@ -14,7 +14,7 @@ from proxy.http import dashboard, direct_routes, errors, openapi
 from proxy.http.admin import history, memory, model_admin, status
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
-from proxy.http.openai import chat, completions, models, tokenize, unsupported
+from proxy.http.openai import chat, completions, embeddings, models, rerank, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
 from proxy.http.scrapes import Scrapes
@@ -43,7 +43,7 @@ def create_app(
     app.state.records = records or NoRecords()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    busy = (chat.router, completions.router)
+    busy = (chat.router, completions.router, embeddings.router, rerank.router)
     others = tuple(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )

@@ -21,10 +21,8 @@ async def held(request: Request, body: GenerationBody, respond: Callable[[], Awa
     """The answer of `respond`, once the model that the request names is there, or is known not to come. A stream begins
     at once; an error afterwards is its last event. Raises UserError."""
     market, name = market_of(request), body.model
-    if not _is_coming(market, name):
-        return await respond()
-    if not body.stream:
-        await while_connected(request.receive, _come(market, name))
+    if not _is_coming(market, name) or not body.stream:
+        await come(request, name)
         return await respond()
 
     async def write(emit: Emit) -> None:
@@ -40,6 +38,12 @@ async def held(request: Request, body: GenerationBody, respond: Callable[[], Awa
         return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
 
     return EventStream(write, keep_alive_of(request), status=status)
+
+
+async def come(request: Request, name: str) -> None:
+    """Returns once the model is there, or is known not to come."""
+    if _is_coming(market_of(request), name):
+        await while_connected(request.receive, _come(market_of(request), name))
 
 
 def _is_coming(market: Market, name: str) -> bool:
