@@ -242,7 +242,7 @@ class KvSwap:
     def drop(self, sequence: Sequence, *, keep: bool = False) -> None:
         """Frees all blocks of the sequence; blocks that a transfer still touches go to the move lists (rule 3). `keep`:
         the next turn of a conversation may begin like it."""
-        if keep and self._offers and sequence.where is Where.DEVICE:
+        if keep and self._offers and sequence.where is Where.DEVICE and not sequence.job.sampling.pools:
             tokens = (*sequence.job.prompt, *sequence.made)[: sequence.cached - sequence.lacks]
             self._offers.make(sequence.spec, tokens, sequence.device)
             sequence.device, sequence.held = [], 0

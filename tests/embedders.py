@@ -1,4 +1,4 @@
-"""Tiny models that pool, made on the spot: random weights, the real architectures, the files of sentence-transformers."""
+"""Tiny models that pool, made on the spot: random weights, real architectures, the files of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from transformers import (  # noqa: E402
     PreTrainedTokenizerFast,
 )
 
-WORDS = "the cat and a hat sat on mat then they ran again over green hills while rain fell into seas of blue".split()
+_TEXT = "the cat and a hat sat on mat then they ran again over green hills while rain fell into seas of blue"
+WORDS = _TEXT.split()
 _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 PAD, BEGIN, END, UNKNOWN = range(4)
 VOCAB_SIZE = len(_SPECIAL) + len(WORDS)

@@ -68,8 +68,8 @@ PLACE_BYTES = 256
 
 
 class KvShape(Struct, frozen=True, cache_hash=True):
-    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous. Without layers no KV is
-    kept.
+    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous. Without layers, no KV
+    is kept.
 
     Within a block, layer l holds K as [block_tokens, heads, key_dim] and then V as [block_tokens, heads, value_dim].
     """

@@ -120,7 +120,7 @@ class Job(Struct, frozen=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether its prompt has to be run in one step from the first token to the last, and none of its KV is kept."""
+        """Whether its prompt has to be run in one step from the first token to the last, whatever is kept of it."""
         return self.sampling.pools or self.sampling.prompt_logprobs is not None
 
     @property

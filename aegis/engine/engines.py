@@ -15,7 +15,6 @@ from aegis.engine.protocol import Engine, KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 
-
 Backend = EngineName | Literal["pooling"]
 
 

@@ -43,61 +43,60 @@ def without_head(module: PreTrainedModel) -> tuple[str, ...]:
     return ("pooler.",)
 
 
-@torch.inference_mode()
-def pooled(module: PreTrainedModel, pooling: Pooling, texts: Sequence[Text]) -> torch.Tensor:
-    """`[texts, dimensions]` in float32, on the model's device. No text is empty."""
-    result = torch.empty(len(texts), pooling.dimensions, device=module.device)
-    for group in _groups(texts, None if _reads_padding(module) else 1):
-        result[group] = _run(module, pooling, [texts[at] for at in group])
-    return result
+class PooledModel:
+    """A module and what is made of its output."""
 
+    def __init__(self, module: PreTrainedModel, pooling: Pooling) -> None:
+        self._module = module
+        self._pooling = pooling
+        config = module.config.get_text_config()
+        self._padding: int | None = config.pad_token_id
+        takes_types = "token_type_ids" in inspect.signature(module.forward).parameters
+        self._takes_types = takes_types and getattr(config, "type_vocab_size", 0) > 1
+        config.use_cache = False
 
-def _groups(texts: Sequence[Text], most: int | None) -> Iterator[list[int]]:
-    """The places of texts that are run side by side."""
-    group, longest = list[int](), 0
-    for at in sorted(range(len(texts)), key=lambda at: -len(texts[at].tokens)):
-        length = len(texts[at].tokens)
-        padding = longest - length
-        full = len(group) == most or (len(group) + 1) * longest > TOKENS_MAX
-        if group and (full or padding > _PADDED_FREE + longest // _PADDED_PART):
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[Text]) -> torch.Tensor:
+        """`[texts, dimensions]` in float32, on the model's device. No text is empty."""
+        result = torch.empty(len(texts), self._pooling.dimensions, device=self._module.device)
+        for group in self._groups(texts):
+            result[group] = self._run([texts[at] for at in group])
+        return result
+
+    def _groups(self, texts: Sequence[Text]) -> Iterator[list[int]]:
+        """The places of texts that are run side by side. Where nothing is padding, a classifier could not tell which
+        token is a text's last one."""
+        alone = self._pooling.scores and self._padding is None
+        group, longest = list[int](), 0
+        for at in sorted(range(len(texts)), key=lambda at: -len(texts[at].tokens)):
+            length = len(texts[at].tokens)
+            full = alone or (len(group) + 1) * longest > TOKENS_MAX
+            if group and (full or longest - length > _PADDED_FREE + longest // _PADDED_PART):
+                yield group
+                group = []
+            longest = longest if group else length
+            group.append(at)
+        if group:
             yield group
-            group = []
-        longest = longest if group else length
-        group.append(at)
-    if group:
-        yield group
+
+    def _run(self, texts: Sequence[Text]) -> torch.Tensor:
+        lengths = [len(text.tokens) for text in texts]
+        longest, padding = max(lengths), self._padding or 0
+        ids = torch.tensor([[*text.tokens, *[padding] * (longest - len(text.tokens))] for text in texts])
+        mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).to(torch.int64)
+        given = {"input_ids": ids, "attention_mask": mask}
+        if self._takes_types:
+            starts = torch.tensor([text.pair_at or longest for text in texts])
+            given["token_type_ids"] = (torch.arange(longest) >= starts[:, None]).to(torch.int64) * mask
+        sent = {name: values.to(self._module.device, non_blocking=True) for name, values in given.items()}
+        output = self._module(**sent)
+        if self._pooling.scores:
+            scores: torch.Tensor = output.logits.float()
+            return scores.sigmoid() if self._pooling.sigmoid else scores
+        return _pooled(output.last_hidden_state, sent["attention_mask"], self._pooling)
 
 
-def _reads_padding(module: PreTrainedModel) -> bool:
-    """Whether padded texts are told from others. A classifier that looks for the last token of each text knows it by
-    the padding after it."""
-    return module.config.get_text_config().pad_token_id is not None
-
-
-def _run(module: PreTrainedModel, pooling: Pooling, texts: Sequence[Text]) -> torch.Tensor:
-    lengths = [len(text.tokens) for text in texts]
-    longest, padding = max(lengths), module.config.get_text_config().pad_token_id or 0
-    ids = torch.tensor([[*text.tokens, *[padding] * (longest - len(text.tokens))] for text in texts])
-    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None]).to(torch.int64)
-    given = {"input_ids": ids, "attention_mask": mask}
-    if _takes_types(module):
-        starts = torch.tensor([text.pair_at or longest for text in texts])
-        given["token_type_ids"] = (torch.arange(longest) >= starts[:, None]).to(torch.int64) * mask
-    sent = {name: values.to(module.device, non_blocking=True) for name, values in given.items()}
-    output = module(**sent)
-    if pooling.scores:
-        scores = output.logits.float()
-        return scores.sigmoid() if pooling.sigmoid else scores
-    return _vectors(output.last_hidden_state, sent["attention_mask"], pooling)
-
-
-def _takes_types(module: PreTrainedModel) -> bool:
-    """Whether its layers tell the second text of a pair from the first."""
-    takes = "token_type_ids" in inspect.signature(module.forward).parameters
-    return takes and getattr(module.config, "type_vocab_size", 0) > 1
-
-
-def _vectors(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
     """`hidden [texts, tokens, size]`."""
     vectors = torch.cat([_of_mode(mode, hidden, mask) for mode in pooling.modes], -1).float()
     return torch.nn.functional.normalize(vectors, dim=-1) if pooling.normalises else vectors

@@ -7,26 +7,19 @@ kept of a text: rows have blocks, for they are counted by them, and nothing is w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
 
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
-from aegis.core.pooling import Pooling
-from aegis.core.request import Sampling, Token
+from aegis.core.request import Token
 from aegis.engine.lane_threads import Computing, Decoders
-from aegis.engine.pooled_models import Text, auto_class, pooled, without_head
+from aegis.engine.pooled_models import PooledModel, Text, auto_class, without_head
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.transformers_engine import bound, built
-
-
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    module: torch.nn.Module
-    pooling: Pooling
 
 
 class PoolingEngine(SamplingEngine):
@@ -35,8 +28,8 @@ class PoolingEngine(SamplingEngine):
     def __init__(self, kv: KvRegion, *, device: str = "cpu", sampler: Sampler | None = None) -> None:
         super().__init__(sampler)
         self._device = torch.device(device)
-        self._models: dict[ModelId, _Attached] = {}
-        self._prepared: dict[tuple[ModelId, str], torch.nn.Module] = {}
+        self._models: dict[ModelId, PooledModel] = {}
+        self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}
         self._computing = Computing(self._device, None, Decoders())
 
     def prepare(self, spec: ModelSpec) -> None:
@@ -50,7 +43,7 @@ class PoolingEngine(SamplingEngine):
         assert spec.model not in self._models and pooling is not None
         module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _built(spec)
         bound(module, spec, weights_base, self._device)
-        self._models[spec.model] = _Attached(module, pooling)
+        self._models[spec.model] = PooledModel(module, pooling)
 
     def detach(self, model: ModelId) -> None:
         self._models.pop(model, None)
@@ -60,19 +53,17 @@ class PoolingEngine(SamplingEngine):
         return True
 
     def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        attached = self._models[model]
         assert all(row.start == 0 and row.samples for row in rows)
         texts = [Text(row.tokens, self._sampler.sampling(row.request).pair_at) for row in rows]
         with self._computing.on_stream():
-            vectors = pooled(attached.module, attached.pooling, texts).cpu().numpy().astype("<f4")
+            vectors = self._models[model].vectors(texts).cpu().numpy().astype("<f4")
         return [Sampled(Token(0, vector=vector.tobytes())) for vector in vectors]
 
 
-def _built(spec: ModelSpec) -> torch.nn.Module:
+def _built(spec: ModelSpec) -> PreTrainedModel:
     pooling = spec.manifest.pooling
     assert pooling is not None
     module = built(spec, auto_class(pooling), attention="sdpa")
-    module.config.use_cache = False
     if not pooling.scores:
         without_head(module)
     return module

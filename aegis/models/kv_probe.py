@@ -110,7 +110,7 @@ def context_tokens(config: PretrainedConfig) -> int:
 
 
 def positions(model: PreTrainedModel) -> int:
-    """The longest text that an encoder has positions for: some count them from behind the one that stands for padding."""
+    """The longest text that there are positions for; some encoders count from behind the one for padding."""
     most = context_tokens(model.config)
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):

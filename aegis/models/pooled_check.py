@@ -13,7 +13,7 @@ from aegis.core.ids import RequestId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling
 from aegis.core.rng import Stream
-from aegis.engine.pooled_models import Text, pooled
+from aegis.engine.pooled_models import PooledModel, Text
 from aegis.engine.protocol import Engine, KvRegion, StepRow
 
 _LENGTHS = 3, 5, 17, 33
@@ -28,8 +28,10 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: Callable[..., En
     assert manifest.pooling is not None
     lengths = [min(length, manifest.context_tokens) for length in _LENGTHS]
     texts = [tuple(draws.below(manifest.vocab_size) for _ in range(length)) for length in lengths]
-    expected = torch.cat([pooled(model, manifest.pooling, [Text(text)]) for text in texts])
-    worst = float(((_run(spec, texts, make_engine) - expected).norm(dim=-1) / _size(expected)).max())
+    reference = PooledModel(model, manifest.pooling)
+    expected = torch.cat([reference.vectors([Text(text)]) for text in texts])
+    apart = torch.linalg.vector_norm(_run(spec, texts, make_engine) - expected, dim=-1)
+    worst = float((apart / _size(expected)).max())
     if not worst <= _TOLERANCE[manifest.dtype]:  # a NaN is no agreement either
         raise ModelRefused(
             f"its vectors are not what transformers computes: they differ by {worst:.2g} of their length"
@@ -38,7 +40,7 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: Callable[..., En
 
 def _size(expected: torch.Tensor) -> torch.Tensor:
     """A score of nought is no reason to divide by it."""
-    return expected.norm(dim=-1).clamp_min(1.0 if expected.shape[-1] == 1 else 1e-9)
+    return torch.linalg.vector_norm(expected, dim=-1).clamp_min(1.0 if expected.shape[-1] == 1 else 1e-9)
 
 
 def _run(spec: ModelSpec, texts: list[tuple[int, ...]], make_engine: Callable[..., Engine]) -> torch.Tensor:

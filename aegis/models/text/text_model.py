@@ -122,8 +122,8 @@ class TextModel:
         return ids
 
     def fit(self, texts: Sequence[str | tuple[str, str]], most: int | None) -> list[tuple[list[int], int]]:
-        """For `worker_messages.Fit`: the tokens of each text or pair, and where its second text begins. Not from several
-        threads at a time."""
+        """For `worker_messages.Fit`: the tokens of each text or pair, and where its second text begins. From one thread
+        only."""
         assert isinstance(self._tokenizer, Tokenizer), "loaded to decode: a worker encodes"
         if most is not None:
             self._tokenizer.enable_truncation(most)

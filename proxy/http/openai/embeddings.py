@@ -140,7 +140,8 @@ def _shortened(vectors: Vectors, dimensions: int, served: Served) -> Vectors:
     short = vectors[:, :dimensions]
     if not pooling.normalises:
         return short
-    return short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
+    normalised: Vectors = short / np.maximum(np.linalg.norm(short, axis=1, keepdims=True), 1e-12)
+    return normalised
 
 
 def _written(vector: Vectors, form: str) -> msgspec.Raw:

@@ -27,6 +27,7 @@ _FAMILIES = (
     "/v1/vector_stores",
     "/v1/videos",
 )
+_SERVED = "there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank"
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 router = APIRouter()
@@ -34,7 +35,7 @@ router = APIRouter()
 
 async def _refuse(request: Request) -> Response:
     path = request.url.path[:100]
-    message = f"{path} is not served: aegis generates text, at /v1/completions and /v1/chat/completions, and embeddings, at /v1/embeddings"
+    message = f"{path} is not served: {_SERVED}"
     raise UserError(message, status=501, code="not_implemented")
 
 

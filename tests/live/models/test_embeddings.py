@@ -1,5 +1,5 @@
-"""Models that pool beside a chat model, in memory for one of them at a time: over HTTP they say what sentence-transformers
-says, and who switches between them harms no stream."""
+"""Models that pool beside a chat model, in memory for one of them at a time: over HTTP they say what
+sentence-transformers says, and switches between them harm no stream."""
 
 from __future__ import annotations
 
