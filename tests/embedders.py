@@ -61,7 +61,7 @@ def write(
     _save(AutoModel.from_config(config), directory, seed)
     _write_tokenizer(directory, pair_types=model_type == "bert", ends_only=model_type in LOOKS_BACK)
     if pooling is not None:
-        _write_modules(directory, pooling, normalises=normalises, prompt=prompt)
+        write_modules(directory, pooling, normalises=normalises, prompt=prompt)
     return directory
 
 
@@ -109,7 +109,7 @@ def _write_tokenizer(directory: Path, *, pair_types: bool, ends_only: bool) -> N
     fast.save_pretrained(directory)
 
 
-def _write_modules(directory: Path, pooling: dict[str, Any], *, normalises: bool, prompt: str) -> None:
+def write_modules(directory: Path, pooling: dict[str, Any], *, normalises: bool, prompt: str) -> None:
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalises else [])]
     modules = [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
