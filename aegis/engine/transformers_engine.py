@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
@@ -120,14 +120,14 @@ class TransformersEngine(SamplingEngine):
         self._computing = Computing(self._device, decoder, self._decoders)
 
     def prepare(self, spec: ModelSpec) -> None:
-        self._prepared[spec.model, spec.manifest.fingerprint] = _built(spec)
+        self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)
 
     def discard(self, spec: ModelSpec) -> None:
         self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         assert spec.model not in self._models and spec.manifest.ranks == (self._group.size if self._group else 1)
-        module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _built(spec)
+        module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
         bound(module, spec, weights_base, self._device)
         if self._group is not None:
             connect(module, self._group)
@@ -268,7 +268,7 @@ def _extends(module: PreTrainedModel) -> bool:
     return not any("dynamic" in name or name == "longrope" for name in names)
 
 
-def _built(spec: ModelSpec) -> PreTrainedModel:
+def _build(spec: ModelSpec) -> PreTrainedModel:
     module = built(spec, AutoModelForCausalLM, attention=NAME)
     if strange := unsupported_layers(module.config):
         raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
@@ -282,20 +282,12 @@ def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedMode
     meanwhile and other threads would notice; the weights bring their own. Raises ModelRefused."""
     try:
         config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
-        of_config = partial(
-            auto_class.from_config,
-            config,
-            attn_implementation=attention,
-            dtype=torch.float32,
-            trust_remote_code=False,
-        )
-        module: PreTrainedModel
         try:
             with _WithoutWeights():
-                module = of_config()
+                module = _of_config(config, auto_class, attention)
         except RuntimeError:  # it computes with a weight
             with torch.device("meta"):
-                module = of_config()
+                module = _of_config(config, auto_class, attention)
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it: {reason}") from error
@@ -323,6 +315,15 @@ def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.
             owner, _, leaf = name.rpartition(".")
             place = module.get_submodule(owner)
             (place._buffers if entry.buffer else place._parameters)[leaf] = bound
+
+
+def _of_config(
+    config: PretrainedConfig, auto_class: Any = AutoModelForCausalLM, attention: str = NAME
+) -> PreTrainedModel:
+    module: PreTrainedModel = auto_class.from_config(
+        config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
+    )
+    return module
 
 
 class _WithoutWeights(TorchFunctionMode):
