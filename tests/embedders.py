@@ -25,6 +25,7 @@ _SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 PAD, BEGIN, END, UNKNOWN = range(4)
 VOCAB_SIZE = len(_SPECIAL) + len(WORDS)
 POSITIONS = 64
+_SPREAD = 1.7
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -79,7 +80,7 @@ def _save(model: Any, directory: Path, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=draws) * 0.3)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * _SPREAD / parameter.shape[-1] ** 0.5)
     model.save_pretrained(directory)
 
 

@@ -17,7 +17,7 @@ from aegis.engine.pooled_models import PooledModel, Text
 from aegis.engine.protocol import Engine, KvRegion, StepRow
 
 _LENGTHS = 3, 5, 17, 33
-_TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
+_TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
 """Largest difference of a vector from the reference, of the reference's length."""
 
 
