@@ -40,7 +40,8 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: Callable[..., En
 
 def _size(expected: torch.Tensor) -> torch.Tensor:
     """A score of nought is no reason to divide by it."""
-    return torch.linalg.vector_norm(expected, dim=-1).clamp_min(1.0 if expected.shape[-1] == 1 else 1e-9)
+    lengths: torch.Tensor = torch.linalg.vector_norm(expected, dim=-1)
+    return lengths.clamp_min(1.0 if expected.shape[-1] == 1 else 1e-9)
 
 
 def _run(spec: ModelSpec, texts: list[tuple[int, ...]], make_engine: Callable[..., Engine]) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import openai
 import pytest
 
 from tests import checkpoints, embedders
-from tests.live.server import SPLIT, Server, launched
+from tests.live.server import SPLIT, Server, eventually, launched
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -155,6 +157,27 @@ def test_streams_and_vectors_are_the_same_while_models_take_turns(server: Server
             pairs = zip(reply["data"], alone[reply["model"]]["data"], strict=True)
             assert max(np.abs(_floats(a["embedding"]) - _floats(b["embedding"])).max() for a, b in pairs) < CLOSE
     assert server.metrics().total("model_switches_total") > before
+
+
+def test_vectors_come_though_the_instance_that_makes_them_is_killed(server: Server) -> None:
+    inputs = list(TEXTS) * 256
+    instance = next(name for name in server.metrics().instances() if not name.startswith("decode"))
+    alone = [_floats(each["embedding"]) for each in embed(server, "bert", encoding_format="base64")["data"]]
+
+    async def killed() -> httpx.Response:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False, verify=False) as client:
+            body = {"model": "bert", "input": inputs, "encoding_format": "base64"}
+            asking = asyncio.create_task(client.post("/v1/embeddings", json=body))
+            await asyncio.to_thread(eventually, lambda: server.metrics().total("num_requests_running"), "some run")
+            os.kill(server.pid_of(instance), signal.SIGKILL)
+            return await asking
+
+    response = asyncio.run(killed())
+    assert response.status_code == httpx.codes.OK, response.text
+    vectors = [_floats(each["embedding"]) for each in response.json()["data"]]
+    assert np.abs(np.array(vectors) - np.array(alone * 256)).max() < CLOSE
+    assert server.metrics().total("request_replays_total", model_name="bert") > 0
+    server.wait_for_ready()
 
 
 def _floats(text: str) -> Any:
