@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from aegis.core.ids import ModelId
 from aegis.core.limits import Limits
-from aegis.core.pooling import Pooling
 
 TENSOR_ALIGNMENT_BYTES = 256
 
@@ -122,6 +121,26 @@ class ModelChange(Struct, frozen=True):
     priority: int | None = None
     limits: Limits | None = None
     pinned: bool | None = None
+
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+"""As sentence-transformers names them."""
+
+
+class Pooling(Struct, frozen=True):
+    """What is made of a text by a model that generates none. If it `scores`, that is the one label of its own head, and
+    the rest is of no use; else the results of all `modes` on its last hidden states, one behind the other."""
+
+    dimensions: int
+    modes: tuple[PoolingMode, ...] = ()
+    normalises: bool = False
+    scores: bool = False
+    sigmoid: bool = False  # the score is squeezed between 0 and 1
+    prompt: str = ""  # comes before each text
+
+    @property
+    def task(self) -> Literal["embed", "rerank"]:
+        return "rerank" if self.scores else "embed"
 
 
 class Manifest(Struct, frozen=True):

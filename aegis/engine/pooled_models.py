@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 
-from aegis.core.pooling import Pooling
+from aegis.core.model import Pooling
 
 TOKENS_MAX = 1 << 14
 """Of one pass, with what pads them."""

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
-from aegis.core.pooling import Pooling
+from aegis.core.model import Pooling
 from aegis.engine.lean_transformers import without_compiler
 from aegis.engine.pooled_models import auto_class, without_head
 from aegis.models.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from aegis.core.errors import ModelRefused
-from aegis.core.pooling import Pooling, PoolingMode
+from aegis.core.model import Pooling, PoolingMode
 from aegis.models.checkpoint import Checkpoint, read_small_json
 
 MODULES = "modules.json"

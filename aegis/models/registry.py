@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
-from aegis.core.pooling import Pooling
+from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version

@@ -19,8 +19,16 @@ from msgspec.structs import replace
 from transformers import PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
-from aegis.core.pooling import Pooling
+from aegis.core.model import (
+    TENSOR_ALIGNMENT_BYTES,
+    EngineName,
+    KvLayer,
+    KvShape,
+    Manifest,
+    Pooling,
+    TensorEntry,
+    image_name,
+)
 from aegis.device.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.device.image_file import checksums
 from aegis.engine.packed_linear import pack

@@ -57,7 +57,7 @@ def run(json_path: Path | None = None, *, texts: int = TEXTS, rounds: int = ROUN
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise UserError("sentence-transformers is not installed: pip install sentence-transformers") from error
+        raise UserError("sentence-transformers is not installed: pip install -e '.[bench]'") from error
     if json_path:
         result_files.check(json_path)
     torch.set_num_threads(1)

@@ -16,6 +16,7 @@ TOLD = {
     "aegis/telemetry/otlp.py": "spans for other programs, which date them",
     "proxy/http/openai/chat.py": "when an answer was created, as OpenAI's API tells it",
     "proxy/http/openai/completions.py": "the same",
+    "proxy/http/openai/rerank.py": "the same",
 }
 """What is told to people as a date, and compared with nothing."""
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from time import time
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +60,6 @@ class PooledText(Struct, frozen=True):
 class PooledUsage(Struct, frozen=True):
     prompt_tokens: int
     total_tokens: int
-
-
-def created_s() -> int:
-    return int(time())
 
 
 def usage_of(texts: Sequence[PooledText]) -> PooledUsage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import time
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,7 +15,6 @@ from proxy.http.openai.pooled import (
     PooledBody,
     PooledText,
     PooledUsage,
-    created_s,
     cut_to,
     find_pooling,
     fitted,
@@ -113,7 +113,7 @@ async def score(request: Request) -> Response:
     scores, texts = await _scores(request, body, served, _pairs(body), "text_2")
     data = [Score(at, each) for at, each in enumerate(scores)]
     name = f"score-{request_id_for(request, None)}"
-    return json_reply(ScoreList(name, created_s(), served.spec.model, data, usage_of(texts)))
+    return json_reply(ScoreList(name, int(time()), served.spec.model, data, usage_of(texts)))
 
 
 for _path in ("/rerank", "/v2/rerank"):  # as Jina's and Cohere's clients name it

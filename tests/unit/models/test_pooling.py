@@ -15,8 +15,7 @@ from transformers import AutoModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.model import ModelSpec
-from aegis.core.pooling import Pooling
+from aegis.core.model import ModelSpec, Pooling
 from aegis.core.request import Sampling
 from aegis.engine.engines import Engines, backend_of, engine_class
 from aegis.engine.protocol import KvRegion, StepRow

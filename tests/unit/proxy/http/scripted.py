@@ -23,8 +23,7 @@ from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Slo
-from aegis.core.pooling import Pooling
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Pooling, Slo
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.grammar.trials import GrammarTrials
 from aegis.models.text.text_model import TextModel
