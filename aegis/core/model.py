@@ -136,7 +136,8 @@ class Pooling(Struct, frozen=True):
     normalises: bool = False
     scores: bool = False
     sigmoid: bool = False  # the score is squeezed between 0 and 1
-    prompt: str = ""  # comes before each text
+    prompt: str = ""  # comes before each text, unless another one is named
+    prompts: tuple[tuple[str, str], ...] = ()  # by name
 
     @property
     def task(self) -> Literal["embed", "rerank"]:

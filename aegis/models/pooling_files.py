@@ -16,6 +16,7 @@ from aegis.core.model import Pooling, PoolingMode
 from aegis.models.checkpoint import Checkpoint, read_small_json
 
 MODULES = "modules.json"
+PROMPTS_MAX, PROMPT_CHARACTERS_MAX = 64, 1 << 14
 _CLASSIFIER = "ForSequenceClassification"
 _HEADLESS = "Model"
 _GENERATING = "LMHeadModel"
@@ -97,10 +98,10 @@ def _of_modules(checkpoint: Checkpoint, hidden_size: int) -> Pooling:
         raise ModelRefused(f"{MODULES}: {paths[1]!r} is not the name of a directory beside it")
     pooling = read_small_json(directory / paths[1] / "config.json")
     modes = _modes(pooling)
-    prompt = _default_prompt(directory)
-    if prompt and pooling.get("include_prompt") is False:
+    prompt, prompts = _prompts(directory)
+    if (prompt or any(text for _, text in prompts)) and pooling.get("include_prompt") is False:
         raise ModelRefused(f"{paths[1]}/config.json leaves the prompt out of the pooling, which is not known here")
-    return Pooling(hidden_size * len(modes), modes, normalises=kinds[-1] == "Normalize", prompt=prompt)
+    return Pooling(hidden_size * len(modes), modes, normalises=kinds[-1] == "Normalize", prompt=prompt, prompts=prompts)
 
 
 def _modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
@@ -113,11 +114,17 @@ def _modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
     return tuple(cast("list[PoolingMode]", modes))
 
 
-def _default_prompt(directory: Path) -> str:
+def _prompts(directory: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """The one that is used where none is named, and all by name."""
     file = directory / "config_sentence_transformers.json"
     if not file.is_file():
-        return ""
+        return "", ()
     config = read_small_json(file)
-    prompts, name = config.get("prompts"), config.get("default_prompt_name")
-    prompt = prompts.get(name) if isinstance(prompts, dict) and isinstance(name, str) else None
-    return prompt if isinstance(prompt, str) else ""
+    named = config.get("prompts")
+    prompts = {name: text for name, text in named.items() if isinstance(text, str)} if isinstance(named, dict) else {}
+    if len(prompts) > PROMPTS_MAX or sum(map(len, prompts.values())) > PROMPT_CHARACTERS_MAX:
+        raise ModelRefused(
+            f"{file.name}: more than {PROMPTS_MAX} prompts, or {PROMPT_CHARACTERS_MAX} characters of them"
+        )
+    default = config.get("default_prompt_name")
+    return prompts.get(default, "") if isinstance(default, str) else "", tuple(sorted(prompts.items()))

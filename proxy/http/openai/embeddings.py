@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from proxy.http.direct_routes import direct_router
+from proxy.http.errors import shown
 from proxy.http.fields import Schema
 from proxy.http.market import Served
 from proxy.http.openai.pooled import (
@@ -29,7 +30,7 @@ from proxy.http.openai.pooled import (
     vectors_of,
 )
 from proxy.http.openapi import ASKING, operation
-from proxy.http.parameters import Anything, Integer, OneOf, required
+from proxy.http.parameters import Anything, Integer, OneOf, Text, required
 from proxy.http.replies import encode
 from proxy.http.request.body import read_body
 from proxy.http.request.prompts import PROMPT_TOKENS_MAX
@@ -54,6 +55,7 @@ class EmbeddingBody(PooledBody):
     input = required(Anything({"anyOf": [_TEXT, _TOKENS, _SEVERAL]}))
     encoding_format = OneOf(_FORMATS)
     dimensions = Integer(None, low=1, about="Of each vector the first so many values")
+    prompt_name = Text(None, about="The prompt of the checkpoint that comes before each text")
 
 
 class Embedding(Struct, frozen=True):
@@ -101,9 +103,22 @@ def _dimensions(body: EmbeddingBody, served: Served) -> int:
 
 async def _texts(request: Request, body: EmbeddingBody, served: Served) -> list[PooledText]:
     entries, cut = _entries(body, body.input), cut_to(body, served, truncates=False)
+    prompt = _prompt(body, served)
     if isinstance(entries[0], str):
-        return await fitted(request, body, served, cast("list[str]", entries), param="input", cut=cut)
+        return await fitted(request, body, served, cast("list[str]", entries), param="input", cut=cut, prompt=prompt)
     return await beside_loop(lambda: [_of_tokens(body, served, each, cut) for each in entries], sum(map(len, entries)))
+
+
+def _prompt(body: EmbeddingBody, served: Served) -> str:
+    pooling, name = served.spec.manifest.pooling, body.prompt_name
+    assert pooling is not None
+    if name is None:
+        return pooling.prompt
+    prompts = dict(pooling.prompts)
+    if name not in prompts:
+        known = f"it has {', '.join(map(shown, prompts))}" if prompts else "it has none"
+        raise body.invalid("prompt_name", f"is no prompt of {served.spec.model!r}: {known}")
+    return prompts[name]
 
 
 def _of_tokens(body: EmbeddingBody, served: Served, entry: str | list[Any], cut: int | None) -> PooledText:

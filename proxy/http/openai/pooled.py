@@ -97,14 +97,15 @@ async def fitted(
     *,
     param: str,
     cut: int | None,
+    prompt: str = "",
 ) -> list[PooledText]:
-    """Tokens of texts or pairs. Raises UserError; ClientGone where nobody waits any more."""
+    """Tokens of texts, each with the prompt before it, or of pairs. Raises UserError; ClientGone where nobody waits any
+    more."""
     text, spec, most = needs_tokenizer(served, param), served.spec, longest(served)
     for each in texts:
         characters = len(each) if isinstance(each, str) else sum(map(len, each))
         if cut is None and characters > characters_max(spec, text):
             raise too_many_characters(param, characters, spec)
-    prompt = spec.manifest.pooling.prompt if spec.manifest.pooling else ""
     fitting = texts_of(request).fit(
         who(request),
         text,

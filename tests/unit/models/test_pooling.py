@@ -112,6 +112,17 @@ def test_without_any_files_encoders_take_the_mean_and_decoders_the_last_token(tm
     assert np.abs(vectors(decoder, TEXTS[:1])[0] - _hidden(Path(decoder.root), TEXTS[0])[-1]).max() < CLOSE
 
 
+def test_all_prompts_are_known_by_name(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
+    prompts = {"query": "the ", "passage": "", "odd": 1}
+    (path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    pooling = registered(path).manifest.pooling
+    assert pooling and (pooling.prompt, pooling.prompts) == ("", (("passage", ""), ("query", "the ")))
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(MEANS | {"include_prompt": False}))
+    with pytest.raises(ModelRefused, match="leaves the prompt out of the pooling"):
+        registered(path)
+
+
 def test_a_layer_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
     path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
     weights = load_file(path / "model.safetensors")
@@ -175,6 +186,8 @@ def test_a_model_that_is_run_otherwise_is_refused(tmp_path: Path, monkeypatch: p
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "the pooling mode 'median' is not known"),
         ("1_Pooling/config.json", {"pooling_mode": []}, "is not known"),
         ("1_Pooling/config.json", [1], "expected a JSON object"),
+        ("config_sentence_transformers.json", {"prompts": {str(n): "" for n in range(65)}}, "more than 64 prompts"),
+        ("config_sentence_transformers.json", {"prompts": {"query": "a" * 20_000}}, "16384 characters"),
     ],
 )
 def test_files_that_say_something_else_are_refused(tmp_path: Path, file: str, content: Any, said: str) -> None:

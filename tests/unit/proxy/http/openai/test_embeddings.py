@@ -64,6 +64,15 @@ def test_the_model_s_own_prompt_comes_before_each_text_but_not_before_tokens() -
     assert [prompt for _, prompt, _ in behind.submitted] == [(256, *b"a hat"), (1,)]
 
 
+def test_another_prompt_can_be_named_and_an_unknown_one_is_told_which_there_are() -> None:
+    behind = pooling_market(prompt="a ", prompts=(("passage", ""), ("query", "b ")))
+    for name in ("query", "passage"):
+        assert post(behind, PATH, ask(prompt_name=name)).status_code == 200
+    assert [prompt for _, prompt, _ in behind.submitted] == [(256, *b"b hat"), (256, *b"hat")]
+    error = post(behind, PATH, ask(prompt_name="x")).json()["error"]
+    assert error["param"] == "prompt_name" and "'passage', 'query'" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("given", "tokens"),
     [
@@ -101,6 +110,7 @@ def test_long_texts_are_cut_where_that_is_asked_for(given: dict[str, Any], token
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"truncate": "START"}, "truncate"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"prompt_name": "query"}, "prompt_name"),
         ({"inputs": "a"}, "inputs"),
         ({"model": "m"}, "model"),
         ({"model": "r"}, "model"),
