@@ -21,7 +21,7 @@ from aegis.core.request import PRIORITY_MAX, Sampling
 from aegis.models.text.worker_messages import TooManyTokens
 from aegis.telemetry.logs import log_text
 from proxy.http.client_disconnect import while_connected
-from proxy.http.market import Delta, Failed, Finished, SequenceHandle, Served
+from proxy.http.market import Delta, Failed, Finished, Market, SequenceHandle, Served
 from proxy.http.openai.held_requests import come
 from proxy.http.openai.models import Task, find_servable
 from proxy.http.parameters import Flag, Integer, Text
@@ -144,15 +144,9 @@ async def vectors_of(request: Request, body: PooledBody, served: Served, texts: 
         admission.permit.use(tokens)
         handles = list[SequenceHandle]()
         try:
-            market = market_of(request)
-            with market.together():
-                for text in texts:
-                    sampling = Sampling(max_tokens=1, temperature=0.0, pools=True, pair_at=text.pair_at)
-                    among = handles[0] if handles else None
-                    model = served.spec.model
-                    handles.append(market.submit(model, text.tokens, sampling, priority=priority, among=among))
-                    if len(handles) % _SUBMITTED_AT_ONCE == 0:
-                        await asyncio.sleep(0)
+            for first in range(0, len(texts), _SUBMITTED_AT_ONCE):
+                _submit(market_of(request), served, texts[first : first + _SUBMITTED_AT_ONCE], priority, handles)
+                await asyncio.sleep(0)
             found = await while_connected(request.receive, _all(handles))
         finally:
             for handle in handles:
@@ -164,9 +158,26 @@ async def vectors_of(request: Request, body: PooledBody, served: Served, texts: 
     return vectors
 
 
+def _submit(
+    market: Market, served: Served, texts: Sequence[PooledText], priority: int, handles: list[SequenceHandle]
+) -> None:
+    """Adds their handles; with those that are there already they are one answer."""
+    with market.together():
+        for text in texts:
+            sampling = Sampling(max_tokens=1, temperature=0.0, pools=True, pair_at=text.pair_at)
+            among, model = handles[0] if handles else None, served.spec.model
+            handles.append(market.submit(model, text.tokens, sampling, priority=priority, among=among))
+
+
 async def _all(handles: Sequence[SequenceHandle]) -> list[bytes]:
-    """One after the other: what comes meanwhile for those behind waits there."""
-    return [await _vector(handle) for handle in handles]
+    """Each is read as it comes, for what is not read counts against the answer. Raises UserError if one has failed."""
+    tasks = [asyncio.create_task(_vector(handle)) for handle in handles]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _vector(handle: SequenceHandle) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,20 @@ def test_files_that_say_something_else_are_refused(tmp_path: Path, file: str, co
     with pytest.raises(ModelRefused, match=said) as caught:
         registered(path)
     assert caught.value.message.startswith(str(path)) and "\n" not in caught.value.message
+
+
+def test_what_is_no_small_file_in_a_directory_of_modules_is_refused_and_not_opened(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
+    config = path / "1_Pooling" / "config.json"
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ModelRefused, match=r"1_Pooling/config\.json is no file"):
+        registered(path)
+    config.unlink()
+    with config.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ModelRefused, match=r"1_Pooling/config\.json has 1048576 MiB, at most 1 are read"):
+        registered(path)
 
 
 def test_a_classifier_and_an_unknown_activation_are_refused(tmp_path: Path) -> None:
