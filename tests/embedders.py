@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from aegis.engine.lean_transformers import import_transformers
 import_transformers()
 
 import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: E402
 from transformers import (  # noqa: E402
     AutoConfig,
@@ -54,15 +56,17 @@ def write(
     pooling: dict[str, Any] | None = None,
     normalises: bool = True,
     prompt: str = "",
+    dense: tuple[int, ...] = (),
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A model of embeddings. Without `pooling`, there are no files of sentence-transformers."""
+    """A model of embeddings, with layers to so many dimensions behind the pooling. Without `pooling`, there are no files
+    of sentence-transformers."""
     config = AutoConfig.for_model(model_type, **(_COMMON | _OWN.get(model_type, {}) | changes))
     _save(AutoModel.from_config(config), directory, seed)
     _write_tokenizer(directory, pair_types=model_type == "bert", ends_only=model_type in LOOKS_BACK)
     if pooling is not None:
-        write_modules(directory, pooling, normalises=normalises, prompt=prompt)
+        write_modules(directory, pooling, normalises=normalises, prompt=prompt, dense=dense)
     return directory
 
 
@@ -110,8 +114,15 @@ def _write_tokenizer(directory: Path, *, pair_types: bool, ends_only: bool) -> N
     fast.save_pretrained(directory)
 
 
-def write_modules(directory: Path, pooling: dict[str, Any], *, normalises: bool, prompt: str) -> None:
-    kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalises else [])]
+def write_modules(
+    directory: Path, pooling: dict[str, Any], *, normalises: bool, prompt: str, dense: tuple[int, ...] = ()
+) -> None:
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    kinds += [(f"{number}_Dense", "Dense") for number in range(2, 2 + len(dense))]
+    kinds += [("9_Normalize", "Normalize")] if normalises else []
+    sizes = (32, *dense)
+    for number, (size, out) in enumerate(pairwise(sizes), 2):
+        _write_dense(directory / f"{number}_Dense", size, out, tanh=number % 2 == 0)
     modules = [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for at, (path, kind) in enumerate(kinds)
@@ -121,6 +132,18 @@ def write_modules(directory: Path, pooling: dict[str, Any], *, normalises: bool,
     (directory / "1_Pooling").mkdir()
     (directory / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
     if normalises:
-        (directory / "2_Normalize").mkdir()
+        (directory / "9_Normalize").mkdir()
     own = {"prompts": {"query": prompt}, "default_prompt_name": "query"} if prompt else {"prompts": {}}
     (directory / "config_sentence_transformers.json").write_text(json.dumps(own))
+
+
+def _write_dense(directory: Path, size: int, out: int, *, tanh: bool) -> None:
+    draws = torch.Generator().manual_seed(out)
+    weights = {"linear.weight": torch.randn(out, size, generator=draws) / size**0.5}
+    if tanh:
+        weights["linear.bias"] = torch.randn(out, generator=draws)
+    directory.mkdir()
+    save_file(weights, directory / "model.safetensors")
+    activation = "torch.nn.modules.activation.Tanh" if tanh else "torch.nn.modules.linear.Identity"
+    config = {"in_features": size, "out_features": out, "bias": tanh, "activation_function": activation}
+    (directory / "config.json").write_text(json.dumps(config))

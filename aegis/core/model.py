@@ -127,12 +127,21 @@ PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmea
 """As sentence-transformers names them."""
 
 
+class Dense(Struct, frozen=True):
+    """A linear layer behind the pooling."""
+
+    dimensions: int
+    bias: bool
+    tanh: bool  # behind it
+
+
 class Pooling(Struct, frozen=True):
     """What is made of a text by a model that generates none. If it `scores`, that is the one label of its own head, and
     the rest is of no use; else the results of all `modes` on its last hidden states, one behind the other."""
 
     dimensions: int
     modes: tuple[PoolingMode, ...] = ()
+    dense: tuple[Dense, ...] = ()
     normalises: bool = False
     scores: bool = False
     sigmoid: bool = False  # the score is squeezed between 0 and 1

@@ -18,6 +18,7 @@ from aegis.core.model import Pooling
 TOKENS_MAX = 1 << 14
 """Of one pass, with what pads them."""
 
+_DENSE = "dense_behind_pooling_"
 _PADDED_PART = 8  # at most one of so many tokens is padding
 _PADDED_FREE = 4  # in each text, whatever its length: short texts would else be run one by one
 
@@ -43,6 +44,16 @@ def without_head(module: PreTrainedModel) -> tuple[str, ...]:
     return ("pooler.",)
 
 
+def add_dense(module: PreTrainedModel, pooling: Pooling) -> list[torch.nn.Linear]:
+    """Puts the layers behind the pooling into the module, on the meta device: so their weights lie with the others."""
+    layers, size = list[torch.nn.Linear](), module.config.get_text_config().hidden_size * len(pooling.modes)
+    for number, dense in enumerate(pooling.dense):
+        layers.append(torch.nn.Linear(size, dense.dimensions, dense.bias, device="meta"))
+        module.add_module(f"{_DENSE}{number}", layers[-1])
+        size = dense.dimensions
+    return layers
+
+
 class PooledModel:
     """A module and what is made of its output."""
 
@@ -54,6 +65,7 @@ class PooledModel:
         takes_types = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes_types and getattr(config, "type_vocab_size", 0) > 1
         config.use_cache = False
+        self._dense = [module.get_submodule(f"{_DENSE}{number}") for number in range(len(pooling.dense))]
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[Text]) -> torch.Tensor:
@@ -93,13 +105,15 @@ class PooledModel:
         if self._pooling.scores:
             scores: torch.Tensor = output.logits.float()
             return scores.sigmoid() if self._pooling.sigmoid else scores
-        return _pooled(output.last_hidden_state, sent["attention_mask"], self._pooling)
+        return self._pooled(output.last_hidden_state, sent["attention_mask"])
 
-
-def _pooled(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """`hidden [texts, tokens, size]`."""
-    vectors = torch.cat([_of_mode(mode, hidden, mask) for mode in pooling.modes], -1).float()
-    return torch.nn.functional.normalize(vectors, dim=-1) if pooling.normalises else vectors
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`hidden [texts, tokens, size]`."""
+        vectors = torch.cat([_of_mode(mode, hidden, mask).to(hidden.dtype) for mode in self._pooling.modes], -1)
+        for layer, dense in zip(self._dense, self._pooling.dense, strict=True):
+            vectors = layer(vectors).tanh() if dense.tanh else layer(vectors)
+        wide = vectors.float()
+        return torch.nn.functional.normalize(wide, dim=-1) if self._pooling.normalises else wide
 
 
 def _of_mode(mode: str, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

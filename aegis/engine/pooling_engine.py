@@ -15,7 +15,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
 from aegis.engine.lane_threads import Computing, Decoders
-from aegis.engine.pooled_models import PooledModel, Text, auto_class, without_head
+from aegis.engine.pooled_models import PooledModel, Text, add_dense, auto_class, without_head
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
@@ -66,4 +66,5 @@ def _built(spec: ModelSpec) -> PreTrainedModel:
     module = built(spec, auto_class(pooling), attention="sdpa")
     if not pooling.scores:
         without_head(module)
+        add_dense(module, pooling)
     return module

@@ -43,6 +43,10 @@ def fingerprint(
     for file in checkpoint.weights:
         stat = file.stat()
         add(file.name, stat.st_size, stat.st_ctime_ns, _header(file))
+    if (checkpoint.directory / MODULES).is_file():
+        for file in sorted(checkpoint.directory.glob("*/model.safetensors")):
+            stat = file.stat()
+            add(str(file.relative_to(checkpoint.directory)), stat.st_size, stat.st_ctime_ns)
     return digest.hexdigest()
 
 

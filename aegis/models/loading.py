@@ -6,17 +6,18 @@ from collections.abc import Sequence
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import Pooling
 from aegis.engine.lean_transformers import without_compiler
-from aegis.engine.pooled_models import auto_class, without_head
+from aegis.engine.pooled_models import add_dense, auto_class, without_head
 from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.kv_probe import refuse_by_config, refuse_pooling_config
-from aegis.models.pooling_files import pools, read_pooling
+from aegis.models.pooling_files import dense_directories, pools, read_pooling
 
 
 def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None) -> PreTrainedModel:
@@ -48,8 +49,26 @@ def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None) -> 
         name, stored, expected = mismatched[0]
         told = f"{name} in another shape, {list(stored)} instead of {list(expected)}"
         raise ModelRefused(f"the weights have {told}{_and_more(mismatched)}")
+    if pooling and pooling.dense:
+        _load_dense(checkpoint, model, pooling)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _load_dense(checkpoint: Checkpoint, model: PreTrainedModel, pooling: Pooling) -> None:
+    for directory, layer in zip(dense_directories(checkpoint), add_dense(model, pooling), strict=True):
+        file = directory / "model.safetensors"
+        expected = {f"linear.{name}": list(parameter.shape) for name, parameter in layer.named_parameters()}
+        try:
+            with safe_open(file, framework="pt") as opened:
+                found = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+                if found != expected:
+                    raise ModelRefused(f"{directory.name}/{file.name}: it has {found} and should have {expected}")
+                for name, _ in list(layer.named_parameters()):
+                    weight = opened.get_tensor(f"linear.{name}").to(model.dtype)
+                    setattr(layer, name, torch.nn.Parameter(weight, requires_grad=False))
+        except (*LIBRARY_ERRORS, SafetensorError) as error:
+            raise ModelRefused(f"{directory.name}/{file.name}: not readable ({one_line(error)})") from error
 
 
 def _and_more(found: Sequence[object]) -> str:

@@ -8,14 +8,16 @@ configuration. Without torch, as `checkpoint` is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import Pooling, PoolingMode
+from aegis.core.model import Dense, Pooling, PoolingMode
 from aegis.models.checkpoint import Checkpoint, read_small_json
 
 MODULES = "modules.json"
+DENSE_MAX, DIMENSIONS_MAX = 4, 1 << 16
 PROMPTS_MAX, PROMPT_CHARACTERS_MAX = 64, 1 << 14
 _CLASSIFIER = "ForSequenceClassification"
 _HEADLESS = "Model"
@@ -30,6 +32,7 @@ _FLAGS: dict[str, PoolingMode] = {  # of files from before there was `pooling_mo
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_TANH, _VECTOR = "torch.nn.modules.activation.Tanh", "sentence_embedding"
 _SIGMOID, _AS_IT_IS = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.linear.Identity"
 
 
@@ -90,18 +93,53 @@ def _of_modules(checkpoint: Checkpoint, hidden_size: int) -> Pooling:
     paths = [str(each.get("path", "")) if isinstance(each, dict) else "" for each in modules]
     if kinds[:1] != ["Transformer"] or paths[0] not in ("", "."):
         raise ModelRefused(f"{MODULES}: its first module has to be a Transformer beside this file")
-    if kinds[1:] not in (["Pooling"], ["Pooling", "Normalize"]):
-        strange = next((kind for kind in kinds[1:] if kind not in ("Pooling", "Normalize")), "")
+    behind = kinds[2:-1] if kinds[-1] == "Normalize" else kinds[2:]
+    if kinds[1:2] != ["Pooling"] or len(behind) > DENSE_MAX or any(kind != "Dense" for kind in behind):
+        strange = next((kind for kind in kinds[1:] if kind not in ("Pooling", "Dense", "Normalize")), "")
         told = f"the module {strange!r} is not known here" if strange else f"its modules are {', '.join(kinds)}"
-        raise ModelRefused(f"{MODULES}: {told}; a Transformer, Pooling and Normalize are")
-    if Path(paths[1]).name != paths[1] or not paths[1].strip("."):
-        raise ModelRefused(f"{MODULES}: {paths[1]!r} is not the name of a directory beside it")
+        raise ModelRefused(f"{MODULES}: {told}; a Transformer, Pooling, up to {DENSE_MAX} Dense and Normalize are")
+    for path in paths[1 : 2 + len(behind)]:
+        if Path(path).name != path or not path.strip("."):
+            raise ModelRefused(f"{MODULES}: {path!r} is not the name of a directory beside it")
     pooling = read_small_json(directory / paths[1] / "config.json")
     modes = _modes(pooling)
     prompt, prompts = _prompts(directory)
     if (prompt or any(text for _, text in prompts)) and pooling.get("include_prompt") is False:
         raise ModelRefused(f"{paths[1]}/config.json leaves the prompt out of the pooling, which is not known here")
-    return Pooling(hidden_size * len(modes), modes, normalises=kinds[-1] == "Normalize", prompt=prompt, prompts=prompts)
+    dense = _dense(directory, paths[2 : 2 + len(behind)], hidden_size * len(modes))
+    return Pooling(
+        dense[-1].dimensions if dense else hidden_size * len(modes),
+        modes,
+        dense,
+        normalises=kinds[-1] == "Normalize",
+        prompt=prompt,
+        prompts=prompts,
+    )
+
+
+def dense_directories(checkpoint: Checkpoint) -> list[Path]:
+    """Of the layers of a checkpoint's pooling, in their order, once that was read."""
+    if not (checkpoint.directory / MODULES).is_file():
+        return []
+    modules = read_small_json(checkpoint.directory / MODULES, list)
+    return [checkpoint.directory / each["path"] for each in modules if str(each.get("type", "")).endswith(".Dense")]
+
+
+def _dense(directory: Path, paths: Sequence[str], size: int) -> tuple[Dense, ...]:
+    layers = list[Dense]()
+    for path in paths:
+        config = read_small_json(directory / path / "config.json")
+        activation, out = config.get("activation_function", _TANH), config.get("out_features")
+        inner = config.get("use_residual") or config.get("module_input_name", _VECTOR) != _VECTOR
+        if inner or config.get("module_output_name") not in (None, _VECTOR):
+            raise ModelRefused(f"{path}/config.json: a Dense module beside the vectors is not known here")
+        if activation not in (_TANH, _AS_IT_IS):
+            raise ModelRefused(f"{path}/config.json: the activation {activation!r} is not known here")
+        if config.get("in_features") != size or type(out) is not int or not 0 < out <= DIMENSIONS_MAX:
+            raise ModelRefused(f"{path}/config.json: it does not take vectors of {size} values to others")
+        layers.append(Dense(out, config.get("bias") is not False, activation == _TANH))
+        size = out
+    return tuple(layers)
 
 
 def _modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:

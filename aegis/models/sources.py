@@ -54,7 +54,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-_HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!P]*/*"]  # of all, 1_Pooling alone is of use
+_HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!DP]*/*"]  # but 1_Pooling and 2_Dense
 
 
 class Source(Struct, frozen=True):

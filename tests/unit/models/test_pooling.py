@@ -86,6 +86,41 @@ def test_vectors_are_those_of_sentence_transformers(
     assert np.abs(vectors(registered(path), TEXTS) - expected).max() < CLOSE
 
 
+@pytest.mark.parametrize("dense", [(16,), (48, 8)])
+def test_layers_behind_the_pooling_are_run(tmp_path: Path, dense: tuple[int, ...]) -> None:
+    reference = pytest.importorskip("sentence_transformers")
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS, dense=dense)
+    expected = reference.SentenceTransformer(str(path), device="cpu").encode(list(TEXTS))
+    spec = registered(path)
+    assert np.abs(vectors(spec, TEXTS) - expected).max() < CLOSE
+    assert spec.manifest.pooling and spec.manifest.pooling.dimensions == expected.shape[1] == dense[-1]
+
+
+def test_a_layer_that_is_not_what_its_configuration_says_is_refused(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS, dense=(16,))
+    first, config = registered(path), path / "2_Dense" / "config.json"
+    for changes, said in (
+        ({"in_features": 31}, "does not take vectors of 32 values"),
+        ({"out_features": 1 << 40}, "does not take vectors of 32 values"),
+        ({"activation_function": "os.system"}, "is not known here"),
+        ({"use_residual": True}, "beside the vectors"),
+        ({"out_features": 15}, "it has"),
+    ):
+        before = config.read_text()
+        _change(config, **changes)
+        with pytest.raises(ModelRefused, match=said):
+            registered(path)
+        config.write_text(before)
+    weights = load_file(path / "2_Dense" / "model.safetensors")
+    save_file({name: each + 1 for name, each in weights.items()}, path / "2_Dense" / "model.safetensors")
+    second = registered(path)
+    assert first.manifest.fingerprint != second.manifest.fingerprint
+    assert np.abs(vectors(first, TEXTS) - vectors(second, TEXTS)).max() > CLOSE
+    (path / "2_Dense" / "model.safetensors").write_bytes(b"x" * 64)
+    with pytest.raises(ModelRefused, match="not readable"):
+        registered(path)
+
+
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "modernbert", "qwen3"])
 def test_scores_are_those_of_a_cross_encoder(tmp_path: Path, model_type: str) -> None:
     reference = pytest.importorskip("sentence_transformers")
@@ -180,7 +215,7 @@ def test_a_model_that_is_run_otherwise_is_refused(tmp_path: Path, monkeypatch: p
         ("modules.json", [], "its first module has to be a Transformer"),
         ("modules.json", {}, "expected a JSON list"),
         ("modules.json", [{"path": "0_Transformer", "type": "x.Transformer"}], "has to be a Transformer beside"),
-        ("modules.json", [{"path": "", "type": "x.Transformer"}, {"path": "2_Dense", "type": "x.Dense"}], "'Dense'"),
+        ("modules.json", [{"path": "", "type": "x.Transformer"}, {"path": "2_CNN", "type": "x.CNN"}], "'CNN'"),
         ("modules.json", [{"path": "", "type": "x.Transformer"}, {"path": "../x", "type": "x.Pooling"}], "'../x'"),
         ("modules.json", [{"path": "", "type": "x.Transformer"}, {"path": "..", "type": "x.Pooling"}], "'..'"),
         ("modules.json", [{"path": "", "type": "x.Transformer"}, {"path": "gone", "type": "x.Pooling"}], "gone/config"),
