@@ -60,7 +60,7 @@ def write(
     seed: int = 0,
     **changes: Any,
 ) -> Path:
-    """A model of embeddings, with layers to so many dimensions behind the pooling. Without `pooling`, there are no files
+    """A model of embeddings, with layers to so many dimensions behind its pooling. Without `pooling` there are no files
     of sentence-transformers."""
     config = AutoConfig.for_model(model_type, **(_COMMON | _OWN.get(model_type, {}) | changes))
     _save(AutoModel.from_config(config), directory, seed)
