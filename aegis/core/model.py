@@ -147,6 +147,7 @@ class Pooling(Struct, frozen=True):
     sigmoid: bool = False  # the score is squeezed between 0 and 1
     prompt: str = ""  # comes before each text, unless another one is named
     prompts: tuple[tuple[str, str], ...] = ()  # by name
+    lowercases: bool = False  # texts, whatever the tokenizer does
 
     @property
     def task(self) -> Literal["embed", "rerank"]:

@@ -114,6 +114,7 @@ def _of_modules(checkpoint: Checkpoint, hidden_size: int) -> Pooling:
         normalises=kinds[-1] == "Normalize",
         prompt=prompt,
         prompts=prompts,
+        lowercases=_lowercases(directory),
     )
 
 
@@ -140,6 +141,11 @@ def _dense(directory: Path, paths: Sequence[str], size: int) -> tuple[Dense, ...
         layers.append(Dense(out, config.get("bias") is not False, activation == _TANH))
         size = out
     return tuple(layers)
+
+
+def _lowercases(directory: Path) -> bool:
+    file = directory / _LENGTHS[0][0]
+    return file.is_file() and read_small_json(file).get("do_lower_case") is True
 
 
 def _modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:

@@ -103,9 +103,12 @@ def _dimensions(body: EmbeddingBody, served: Served) -> int:
 
 async def _texts(request: Request, body: EmbeddingBody, served: Served) -> list[PooledText]:
     entries, cut = _entries(body, body.input), cut_to(body, served, truncates=False)
-    prompt = _prompt(body, served)
+    prompt, pooling = _prompt(body, served), served.spec.manifest.pooling
     if isinstance(entries[0], str):
-        return await fitted(request, body, served, cast("list[str]", entries), param="input", cut=cut, prompt=prompt)
+        texts = [prompt + text for text in cast("list[str]", entries)]
+        if pooling and pooling.lowercases:
+            texts = [text.lower() for text in texts]
+        return await fitted(request, body, served, texts, param="input", cut=cut)
     return await beside_loop(lambda: [_of_tokens(body, served, each, cut) for each in entries], sum(map(len, entries)))
 
 

@@ -97,10 +97,8 @@ async def fitted(
     *,
     param: str,
     cut: int | None,
-    prompt: str = "",
 ) -> list[PooledText]:
-    """Tokens of texts, each with the prompt before it, or of pairs. Raises UserError; ClientGone where nobody waits any
-    more."""
+    """Tokens of texts or pairs. Raises UserError; ClientGone where nobody waits any more."""
     text, spec, most = needs_tokenizer(served, param), served.spec, longest(served)
     for each in texts:
         characters = len(each) if isinstance(each, str) else sum(map(len, each))
@@ -109,7 +107,7 @@ async def fitted(
     fitting = texts_of(request).fit(
         who(request),
         text,
-        [prompt + each if isinstance(each, str) else each for each in texts],
+        list(texts),
         param=param,
         most=cut,
         tokens_max=most,

@@ -159,6 +159,13 @@ def test_all_prompts_are_known_by_name(tmp_path: Path) -> None:
         registered(path)
 
 
+def test_whether_texts_are_lowered_is_known(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
+    _change(path / "sentence_bert_config.json", do_lower_case=True)
+    pooling = registered(path).manifest.pooling
+    assert pooling and pooling.lowercases
+
+
 def test_a_layer_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
     path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
     weights = load_file(path / "model.safetensors")

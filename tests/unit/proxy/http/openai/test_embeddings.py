@@ -64,6 +64,12 @@ def test_the_model_s_own_prompt_comes_before_each_text_but_not_before_tokens() -
     assert [prompt for _, prompt, _ in behind.submitted] == [(256, *b"a hat"), (1,)]
 
 
+def test_texts_are_lowered_where_the_checkpoint_says_so() -> None:
+    behind = pooling_market(lowercases=True, prompt="A ")
+    post(behind, PATH, ask(input="HaT"))
+    assert [prompt for _, prompt, _ in behind.submitted] == [(256, *b"a hat")]
+
+
 def test_another_prompt_can_be_named_and_an_unknown_one_is_told_which_there_are() -> None:
     behind = pooling_market(prompt="a ", prompts=(("passage", ""), ("query", "b ")))
     for name in ("query", "passage"):
