@@ -155,14 +155,14 @@ class KvSwap:
     def look_around(self, sequence: Sequence, others: Iterable[Sequence]) -> None:
         """Before its first run: looks for KV of other sequences on the device that it can go on from."""
         begun = sequence.lacks < sequence.cached - sequence.reused
-        if self._offers and not begun and sequence.job.sampling.prompt_logprobs is None:
+        if self._offers and not begun and not sequence.job.is_whole:
             other, tokens = most_alike(sequence, others)
             if other:
                 self._go_on_from(sequence, other, tokens)
 
     def follows(self, sequence: Sequence, ahead: Iterable[Sequence]) -> bool:
         """Whether the sequence, which has not begun, would rather go on from KV that these are about to make."""
-        if not self._offers or sequence.job.sampling.prompt_logprobs is not None:
+        if not self._offers or sequence.job.is_whole:
             return False
         tokens, most = (*sequence.job.prompt, *sequence.job.sent)[:-1], sequence.reused + sequence.block_tokens - 1
         return any([alike(tokens, (*other.job.prompt, *other.job.sent)) > most for other in ahead])
@@ -242,7 +242,7 @@ class KvSwap:
     def drop(self, sequence: Sequence, *, keep: bool = False) -> None:
         """Frees all blocks of the sequence; blocks that a transfer still touches go to the move lists (rule 3). `keep`:
         the next turn of a conversation may begin like it."""
-        if keep and self._offers and sequence.where is Where.DEVICE:
+        if keep and self._offers and sequence.where is Where.DEVICE and not sequence.job.sampling.pools:
             tokens = (*sequence.job.prompt, *sequence.made)[: sequence.cached - sequence.lacks]
             self._offers.make(sequence.spec, tokens, sequence.device)
             sequence.device, sequence.held = [], 0

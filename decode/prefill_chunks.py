@@ -18,7 +18,7 @@ def chunk_stop(sequence: Sequence, latency: Latency, *, chunk_ns: int, least_tok
     as the time allows but not before `least_tokens`. Of a long prompt, 16 tokens may take a quarter of the time, so
     that it does not end with a block. A prefill that has to report its prompt's logprobs is not cut."""
     stop = sequence.cached
-    if sequence.job.sampling.prompt_logprobs is not None:
+    if sequence.job.is_whole:
         return stop
     return latency.prefill_stop(
         stop - sequence.lacks, stop, chunk_ns, multiple=_MULTIPLE_TOKENS, least_tokens=least_tokens
@@ -31,7 +31,7 @@ def next_row(sequence: Sequence, latency: Latency, rules: TurnRules, within_ns: 
     stop = sequence.cached
     if within_ns is not None and rules.chunk_tokens is not None:
         stop = chunk_stop(sequence, latency, chunk_ns=within_ns, least_tokens=rules.chunk_tokens)
-    if rules.step_tokens is not None and sequence.job.sampling.prompt_logprobs is None:
+    if rules.step_tokens is not None and not sequence.job.is_whole:
         stop = min(stop, sequence.cached - sequence.lacks + rules.step_tokens)
     return prompt_row(sequence, stop)
 

@@ -54,7 +54,7 @@ class HostKv:
     def prefix_of(self, job: Job) -> KeptPrefix | None:
         """The kept KV of the prompt that the job prefills. A prompt whose logprobs are requested has to be run."""
         spec = self._spec_of(job.model)
-        if spec is None or job.sampling.prompt_logprobs is not None:
+        if spec is None or job.is_whole:
             return None
         manifest = spec.manifest
         return self.kept.find(manifest.fingerprint, manifest.kv, (*job.prompt, *job.sent))

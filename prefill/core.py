@@ -281,7 +281,7 @@ class PrefillCore:
         """Whether there is room for it without anything being made for it."""
         shape = self.ledger.specs[job.model].manifest.kv
         count = shape.blocks_for(job.prefill_tokens)
-        return self.ledger.device.room(shape) >= count and self.ledger.host.room(shape) >= count
+        return self.ledger.device.room(shape) >= count and self.ledger.host.room(shape) >= _to_host(job, count)
 
     def _changes_to(self, model: ModelId, now_ns: int) -> None:
         """A model whose weights are there."""
@@ -387,7 +387,7 @@ class PrefillCore:
     def _reserve(self, job: Job) -> Running | None:
         shape, device, host = self.ledger.specs[job.model].manifest.kv, self.ledger.device, self.ledger.host
         count = shape.blocks_for(job.prefill_tokens)
-        to_host = 0 if len(job.sent) + 1 >= job.sampling.max_tokens else count
+        to_host = _to_host(job, count)
         if self._prefix_reuse and device.room(shape) < count:
             self._prefix_reuse.let_go()
         if not self._eviction.make(job, count):
@@ -508,3 +508,8 @@ class PrefillCore:
         surplus = self.ledger.surplus_slabs(keep=0 if self._requested_slabs else 1)
         if surplus:
             self._effects.send(ReturnSlabs(surplus))
+
+
+def _to_host(job: Job, count: int) -> int:
+    """How many of its blocks are handed over: none if it ends with its first token."""
+    return 0 if len(job.sent) + 1 >= job.sampling.max_tokens else count

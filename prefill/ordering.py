@@ -66,7 +66,7 @@ class Ordering:
         """Where the next piece of the job ends: it takes no longer than its model's gap target, for who arrives
         meanwhile waits for its end, and goes in one step."""
         stop, spec = job.prefill_tokens, self._ledger.specs[job.model]
-        if self._policy is None or job.sampling.prompt_logprobs is not None:
+        if self._policy is None or job.is_whole:
             return stop
         size = spec.manifest.kv.block_tokens
         in_time = self._latency[job.model].prefill_stop(start, stop, spec.slo.gap_ns, multiple=size, least_tokens=size)

@@ -70,7 +70,7 @@ class PrefixReuse:
     def bring(self, running: Running) -> bool:
         """Whether the job can be run now. Not if KV is on its way: its `arrival` is set then."""
         job, shape = running.job, self._ledger.specs[running.job.model].manifest.kv
-        if job.sampling.prompt_logprobs is not None or self._goes_on_from_past(running, shape):
+        if job.is_whole or self._goes_on_from_past(running, shape):
             return True
         if job.kept is None:
             return True
@@ -80,7 +80,7 @@ class PrefixReuse:
 
     def delays(self, job: Job, ahead: Iterable[Job]) -> bool:
         """Whether the job would rather wait: for KV that is kept of its prompt, or that these are about to make."""
-        if job.sampling.prompt_logprobs is not None:
+        if job.is_whole:
             return False
         size = self._ledger.specs[job.model].manifest.kv.block_tokens
         return job.kept is not None or any([alike(_tokens(job)[:-1], _tokens(other)) >= size for other in ahead])
@@ -118,7 +118,7 @@ class PrefixReuse:
         return True
 
     def _is_of_use(self, past: _Past, job: Job) -> bool:
-        if job.model != past.model or job.sampling.prompt_logprobs is not None:
+        if job.model != past.model or job.is_whole:
             return False
         return alike(_tokens(job)[:-1], past.tokens) >= job.kept_tokens + past.shape.block_tokens
 

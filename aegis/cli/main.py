@@ -28,6 +28,7 @@ from bench.figures.command import figures
 from bench.interference.command import interference
 from bench.lab.commands import (
     bench_decode,
+    bench_embeddings,
     bench_handover,
     bench_lanes,
     bench_memory,
@@ -125,6 +126,7 @@ _INSTRUMENTS = {
     "switch": bench_switch,
     "memory": bench_memory,
     "decode": bench_decode,
+    "embeddings": bench_embeddings,
     "handover": bench_handover,
     "schedule": bench_schedule,
     "metadata": bench_metadata,

@@ -62,8 +62,13 @@ class KvLayer(Struct, frozen=True):
     value_dim: int
 
 
+PLACE_BYTES = 256
+"""A block of a shape without layers holds nothing, and is counted all the same: what bounds a batch is blocks."""
+
+
 class KvShape(Struct, frozen=True, cache_hash=True):
-    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous.
+    """The KV cache of one model. Block-first: all layers, K then V, of one block are contiguous. Without layers, no KV
+    is kept.
 
     Within a block, layer l holds K as [block_tokens, heads, key_dim] and then V as [block_tokens, heads, value_dim].
     """
@@ -79,7 +84,7 @@ class KvShape(Struct, frozen=True, cache_hash=True):
 
     @property
     def block_bytes(self) -> int:
-        return _token_bytes(self) * self.block_tokens
+        return _token_bytes(self) * self.block_tokens or PLACE_BYTES
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -118,6 +123,37 @@ class ModelChange(Struct, frozen=True):
     pinned: bool | None = None
 
 
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+"""As sentence-transformers names them."""
+
+
+class Dense(Struct, frozen=True):
+    """A linear layer behind the pooling."""
+
+    dimensions: int
+    bias: bool
+    tanh: bool  # behind it
+
+
+class Pooling(Struct, frozen=True):
+    """What is made of a text by a model that generates none. If it `scores`, that is the one label of its own head, and
+    the rest is of no use; else the results of all `modes` on its last hidden states, one behind the other."""
+
+    dimensions: int
+    modes: tuple[PoolingMode, ...] = ()
+    dense: tuple[Dense, ...] = ()
+    normalises: bool = False
+    scores: bool = False
+    sigmoid: bool = False  # the score is squeezed between 0 and 1
+    prompt: str = ""  # comes before each text, unless another one is named
+    prompts: tuple[tuple[str, str], ...] = ()  # by name
+    lowercases: bool = False  # texts, whatever the tokenizer does
+
+    @property
+    def task(self) -> Literal["embed", "rerank"]:
+        return "rerank" if self.scores else "embed"
+
+
 class Manifest(Struct, frozen=True):
     """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each
     further rank, `config.json` and, if the checkpoint has one, `tokenizer.json` with its configuration."""
@@ -137,6 +173,7 @@ class Manifest(Struct, frozen=True):
     engine: EngineName = "transformers"  # whose layout of weights and KV it has
     checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
     ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
+    pooling: Pooling | None = None  # of a model that generates nothing
 
 
 class ModelSpec(Struct, frozen=True):

@@ -62,6 +62,10 @@ class Sampling(Struct, frozen=True):
     logprobs: int | None = None  # alternatives to report per generated token
     prompt_logprobs: int | None = None  # the same for the prompt (echo)
     grammar: Grammar | None = None  # with one, the model has end tokens, which are stop tokens from the first on
+    pools: bool = (
+        False  # the answer is one vector, in place of the first token, which is the last; nothing is generated
+    )
+    pair_at: int = 0  # then, of a prompt that is a pair of texts, where the second one begins; 0: it is no pair
 
     def finish(self, index: int, token: int) -> FinishReason | None:
         """The reason why generated token number `index` is the last, if it is. Stop tokens count from min_tokens on."""
@@ -71,11 +75,13 @@ class Sampling(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True, array_like=True):
-    """A generated token; logprobs are of the distribution before temperature and truncation."""
+    """A generated token; logprobs are of the distribution before temperature and truncation. Of a model that pools: its
+    `vector`, in little-endian float32; it has no id then."""
 
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+    vector: bytes = b""
 
 
 class FinishReason(StrEnum):
@@ -116,6 +122,11 @@ class Job(Struct, frozen=True):
     def kept_tokens(self) -> int:
         """The tokens among them whose KV was known to be kept when it was sent."""
         return self.kept.tokens if self.kept else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its prompt has to be run in one step from the first token to the last, whatever is kept of it."""
+        return self.sampling.pools or self.sampling.prompt_logprobs is not None
 
     @property
     def most_tokens(self) -> int:

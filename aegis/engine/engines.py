@@ -5,17 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Lock
+from typing import Literal
 
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, Manifest, ModelSpec
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.parallel.group import Group
 from aegis.engine.protocol import Engine, KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 
+Backend = EngineName | Literal["pooling"]
 
-def engine_class(name: EngineName) -> Callable[..., Engine]:
+
+def backend_of(manifest: Manifest) -> Backend:
+    """The backend that runs the model."""
+    return "pooling" if manifest.pooling else manifest.engine
+
+
+def engine_class(name: Backend) -> Callable[..., Engine]:
     """Called with the KV region and, by name, `device`, `sampler` and, of a rank, `group`. Imports what it needs only.
     Raises UserError."""
     if name == "vllm":
@@ -23,6 +31,10 @@ def engine_class(name: EngineName) -> Callable[..., Engine]:
 
         return VllmEngine
     import_transformers()
+    if name == "pooling":
+        from aegis.engine.pooling_engine import PoolingEngine
+
+        return PoolingEngine
     from aegis.engine.transformers_engine import TransformersEngine
 
     return TransformersEngine
@@ -48,23 +60,23 @@ class Engines(SamplingEngine):
         if group is not None:
             self._named["group"] = group
         self.initialisations = 0
-        self._open: dict[EngineName, Engine] = {}
+        self._open: dict[Backend, Engine] = {}
         self._opening = Lock()  # a model may be prepared beside another one that is attached
         self._of: dict[ModelId, Engine] = {}  # attached models
         self._building = Lock()  # of two that build, each restores torch's default dtype to what the other had set
         self._engine(first)
 
     def prepare(self, spec: ModelSpec) -> None:
-        engine = self._engine(spec.manifest.engine)
+        engine = self._engine(backend_of(spec.manifest))
         with self._building:
             engine.prepare(spec)
 
     def discard(self, spec: ModelSpec) -> None:
-        if spec.manifest.engine in self._open:
-            self._open[spec.manifest.engine].discard(spec)
+        if backend_of(spec.manifest) in self._open:
+            self._open[backend_of(spec.manifest)].discard(spec)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
-        engine = self._engine(spec.manifest.engine)
+        engine = self._engine(backend_of(spec.manifest))
         with self._building:
             engine.attach(spec, weights_base)
         self._of[spec.model] = engine
@@ -79,7 +91,7 @@ class Engines(SamplingEngine):
     def step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
         return self._of[model].step(model, rows)
 
-    def _engine(self, name: EngineName) -> Engine:
+    def _engine(self, name: Backend) -> Engine:
         """Raises UserError if it is not installed."""
         with self._opening:
             if name not in self._open:

@@ -93,6 +93,10 @@ class Sampler:
     def stop(self, request: RequestId) -> None:
         self._states.pop(request, None)
 
+    def sampling(self, request: RequestId) -> Sampling:
+        """The parameters it was started with."""
+        return self._states[request].sampling
+
     def problem(self, request: RequestId) -> Failure | None:
         """The reason why its output cannot go on, if there is one."""
         grammar = self._states[request].grammar

@@ -128,9 +128,7 @@ class TransformersEngine(SamplingEngine):
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         assert spec.model not in self._models and spec.manifest.ranks == (self._group.size if self._group else 1)
         module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
-        _bind(module, spec.manifest, weights_base, self._device)
-        _check_bound(module, spec.model)
-        use_onednn(module)
+        bound(module, spec, weights_base, self._device)
         if self._group is not None:
             connect(module, self._group)
         views = KvViews(self._kv, spec.manifest.kv, self._device)
@@ -271,26 +269,38 @@ def _extends(module: PreTrainedModel) -> bool:
 
 
 def _build(spec: ModelSpec) -> PreTrainedModel:
+    module = built(spec, AutoModelForCausalLM, attention=NAME)
+    if strange := unsupported_layers(module.config):
+        raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
+    if not module._can_set_attn_implementation():
+        raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+    return module
+
+
+def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedModel:
     """The architecture without weights. It is built in float32, because transformers sets torch's default dtype
-    meanwhile and other threads would notice; the weights bring their own."""
+    meanwhile and other threads would notice; the weights bring their own. Raises ModelRefused."""
     try:
         config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
         try:
             with _WithoutWeights():
-                module = _of_config(config)
+                module = _of_config(config, auto_class, attention)
         except RuntimeError:  # it computes with a weight
             with torch.device("meta"):
-                module = _of_config(config)
+                module = _of_config(config, auto_class, attention)
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ModelRefused(f"{spec.root}: transformers cannot build it with paged attention: {reason}") from error
-    if strange := unsupported_layers(config):
-        raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
-    if not module._can_set_attn_implementation():
-        raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+        raise ModelRefused(f"{spec.root}: transformers cannot build it: {reason}") from error
     _forget_values(module)
     module.config.dtype = dtype_named(spec.manifest.dtype)
     return module.eval()
+
+
+def bound(module: PreTrainedModel, spec: ModelSpec, base: int, device: torch.device) -> None:
+    """Binds the whole model to its weight range. Raises ModelRefused if its image lacks something."""
+    _bind(module, spec.manifest, base, device)
+    _check_bound(module, spec.model)
+    use_onednn(module)
 
 
 def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.device) -> None:
@@ -307,9 +317,11 @@ def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.
             (place._buffers if entry.buffer else place._parameters)[leaf] = bound
 
 
-def _of_config(config: PretrainedConfig) -> PreTrainedModel:
-    module: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, attn_implementation=NAME, dtype=torch.float32, trust_remote_code=False
+def _of_config(
+    config: PretrainedConfig, auto_class: Any = AutoModelForCausalLM, attention: str = NAME
+) -> PreTrainedModel:
+    module: PreTrainedModel = auto_class.from_config(
+        config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
     )
     return module
 

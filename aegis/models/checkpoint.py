@@ -19,6 +19,7 @@ from aegis.core.errors import ModelRefused
 from aegis.models.failures import one_line
 
 JSON_BYTES_MAX = 64 << 20
+SMALL_JSON_BYTES_MAX = 1 << 20
 TOKENIZER_BYTES_MAX = 512 << 20
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
 _VOCABULARIES = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
@@ -134,6 +135,27 @@ def _check_weights(file: Path, expected: set[str]) -> int:
     if not found:
         raise ModelRefused(f"{file.name}: it holds no tensors")
     return len(found)
+
+
+def read_small_json(file: Path, kind: type = dict) -> Any:
+    """Of a file that may lie in a directory of the checkpoint, where nothing was looked at yet. Raises ModelRefused if
+    it is no file, too large, or holds another kind of JSON."""
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise ModelRefused(f"{name}: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelRefused(f"{name} is no file; take it out of the directory")
+    if found.st_size > SMALL_JSON_BYTES_MAX:
+        raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {SMALL_JSON_BYTES_MAX >> 20} are read")
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError) as error:
+        raise ModelRefused(f"{name}: not readable as JSON: {one_line(error)}") from error
+    if not isinstance(tree, kind):
+        raise ModelRefused(f"{name}: expected a JSON {'list' if kind is list else 'object'}")
+    return tree
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from aegis.core.model import EngineName
 from aegis.engine.vllm import version as vllm_version
-from aegis.models.checkpoint import Checkpoint
+from aegis.models.checkpoint import SMALL_JSON_BYTES_MAX, Checkpoint
+from aegis.models.pooling_files import MODULES
 
 IMAGE_FORMAT = 2
 
@@ -46,17 +47,25 @@ def fingerprint(
     if ranks > 1:
         add("ranks", ranks)
     for file in _small_files(checkpoint.directory):
-        add(file.name, file.read_bytes())
+        add(str(file.relative_to(checkpoint.directory)), file.read_bytes())
     for file, sha256 in zip(checkpoint.weights, digests, strict=True) if digests else ():
         add(file.name, sha256)
     for file in () if digests else checkpoint.weights:
         stat = file.stat()
         add(file.name, stat.st_size, stat.st_ctime_ns, _header(file))
+    if (checkpoint.directory / MODULES).is_file():
+        for file in sorted(checkpoint.directory.glob("*/model.safetensors")):
+            stat = file.stat()
+            add(str(file.relative_to(checkpoint.directory)), stat.st_size, stat.st_ctime_ns)
     return digest.hexdigest()
 
 
 def _small_files(directory: Path) -> list[Path]:
-    return sorted({file for pattern in _BESIDE_WEIGHTS for file in directory.glob(pattern) if file.is_file()})
+    found = {file for pattern in _BESIDE_WEIGHTS for file in directory.glob(pattern) if file.is_file()}
+    if (directory / MODULES).is_file():
+        within = [file for file in directory.glob("*/config.json") if file.is_file()]
+        found.update(file for file in within if file.stat().st_size <= SMALL_JSON_BYTES_MAX)
+    return sorted(found)
 
 
 def _processor() -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from msgspec import Struct
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
     AttentionInterface,
     AttentionMaskInterface,
     PretrainedConfig,
@@ -73,6 +75,22 @@ def refuse_by_config(config: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} has {strange[0]} layers; only full and sliding attention can be paged")
 
 
+def refuse_pooling_config(config: PretrainedConfig) -> bool:
+    """The same for a model that pools. Returns whether its tokens attend to no later ones."""
+    mapped = MODEL_MAPPING.get(type(config), None)
+    name = next(iter(config.architectures or ()), mapped.__name__ if mapped else type(config).__name__)
+    if config.is_encoder_decoder:
+        raise ModelRefused(f"{name} is an encoder-decoder; encoders and decoders can make vectors of texts")
+    if any(hasattr(config, f"{part}_config") for part in ("vision", "audio")):
+        raise ModelRefused(f"{name} is multimodal; only text models can be served")
+    if mapped is None or mapped.main_input_name != "input_ids":
+        raise ModelRefused(f"{name} is no model of texts")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelRefused(f"{name}: the checkpoint is quantised, which is not supported")
+    generates = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
+    return generates and not getattr(config, "use_bidirectional_attention", False)
+
+
 def context_tokens(config: PretrainedConfig) -> int:
     """The longest sequence whose tokens get the same values whatever else is in the batch.
 
@@ -89,6 +107,15 @@ def context_tokens(config: PretrainedConfig) -> int:
         if rope.get("rope_type") in _GROWING_ROPES and isinstance(original, int):
             limit = min(limit, original)
     return int(limit)
+
+
+def positions(model: PreTrainedModel) -> int:
+    """The longest text that there are positions for; some encoders count from behind the one for padding."""
+    most = context_tokens(model.config)
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            most = min(most, part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))
+    return most
 
 
 def probe(model: PreTrainedModel) -> Probed:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
+from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
@@ -23,6 +23,7 @@ from aegis.models.disk_cache import DiskCache, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.place import LOCK_S, Looked, Report, place_of, stored_bytes
+from aegis.models.pooling_files import longest_text, pools
 from aegis.models.sources import Source
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
@@ -96,15 +97,16 @@ def register(
     be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
     anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
     already is made again. If it `packs`, images are for this processor. The cache on disk is kept within `disk_bytes`.
-    If it only `looks`, None is
-    returned where there is no image yet. Raises ModelRefused: one line that
-    names the checkpoint and why."""
+    If it only `looks`, None is returned where there is no image yet. Raises ModelRefused: one line that names the
+    checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
         place = place_of(source, cache_dir, report)
         looked = place.look()
         _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
+        if pools(looked.checkpoint):
+            engine = _engine_that_pools(ranks)
         _refuse_without(engine, ranks)
         form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(looked.checkpoint, dtype))
         if renew or not _has_image(looked, dtype, form, cache_dir):
@@ -134,6 +136,13 @@ def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
     """Whether anything of it could be packed; else its image is the same for all processors."""
     own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return (own if dtype == "auto" else dtype) not in ("float32", "float16")
+
+
+def _engine_that_pools(ranks: int) -> EngineName:
+    """Whichever one the others use."""
+    if ranks > 1:
+        raise ModelRefused("models of embeddings are not shared out among ranks: leave out --tensor-parallel-size")
+    return "transformers"
 
 
 def _refuse_without(engine: EngineName, ranks: int) -> None:
@@ -203,7 +212,7 @@ def _convert(
     within_s = STAGE_S + nbytes / BYTES_PER_S
     weigh(nbytes)
     report("reading the configuration", STAGE_S)
-    refuse_by_configuration(checkpoint)
+    pooling = refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:
         report("reading the tokenizer", STAGE_S)
         if note := write_tokenizer(checkpoint.directory, draft):
@@ -212,17 +221,25 @@ def _convert(
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
-        model = load(checkpoint, dtype)
+        model = load(checkpoint, dtype, pooling)
         report("writing the weight image", within_s)
-        manifest = _writer(form, model)(directory.name, checkpoint.directory, draft)
+        manifest = _writer(form, model, checkpoint, pooling)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)
     return manifest
 
 
-def _writer(form: _Form, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+def _writer(
+    form: _Form, model: PreTrainedModel, checkpoint: Checkpoint, pooling: Pooling | None
+) -> Callable[[str, Path, Path], Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
+    if pooling is not None:
+        from aegis.models.kv_probe import positions
+        from aegis.models.weight_image import Pooled, write_pooled_image
+
+        pooled = Pooled(pooling, longest_text(checkpoint, positions(model)))
+        return partial(write_pooled_image, model, pooled, packs=form.packs)
     if form.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 

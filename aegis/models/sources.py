@@ -58,6 +58,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!DP]*/*"]  # but 1_Pooling and 2_Dense
 
 
 class Source(Struct, frozen=True):
@@ -121,7 +122,9 @@ def fetch(source: Source, report: Callable[[str], None] = lambda _: None) -> Pat
 
     try:
         return Path(
-            snapshot_download(source.root, allow_patterns=_HUB_FILES, ignore_patterns=["*/*"], tqdm_class=bar(report))
+            snapshot_download(
+                source.root, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DIRECTORIES, tqdm_class=bar(report)
+            )
         )
     except LocalEntryNotFoundError as error:
         reason = "it is not in the local hub cache and the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"

@@ -14,11 +14,21 @@ from pathlib import Path
 
 import msgspec
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from transformers import PretrainedConfig, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import TENSOR_ALIGNMENT_BYTES, EngineName, KvLayer, KvShape, Manifest, TensorEntry, image_name
+from aegis.core.model import (
+    TENSOR_ALIGNMENT_BYTES,
+    EngineName,
+    KvLayer,
+    KvShape,
+    Manifest,
+    Pooling,
+    TensorEntry,
+    image_name,
+)
 from aegis.device.image_directory import CONFIG, GENERATION_CONFIG, MANIFEST
 from aegis.device.image_file import checksums
 from aegis.engine.packed_linear import pack
@@ -59,6 +69,23 @@ def write_image(
     return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
 
 
+class Pooled(Struct, frozen=True):
+    """What is known beforehand of a model that pools: nothing is probed."""
+
+    pooling: Pooling
+    context_tokens: int
+
+
+def write_pooled_image(
+    model: PreTrainedModel, pooled: Pooled, fingerprint: str, checkpoint: Path, into: Path, *, packs: bool = False
+) -> Manifest:
+    """Writes the same for a model that pools, which keeps no KV."""
+    parts = [[_packed(tensor, model) if packs else tensor for tensor in _distinct(model)]]
+    kv = KvShape(layers=(), dtype="float32", itemsize=4)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    return write_stored(parts, model, kv, vocabulary, fingerprint, checkpoint, into, pooled=pooled)
+
+
 def write_stored(
     parts: Sequence[Sequence[Stored]],
     model: PreTrainedModel,
@@ -69,6 +96,7 @@ def write_stored(
     into: Path,
     *,
     engine: EngineName = "transformers",
+    pooled: Pooled | None = None,
 ) -> Manifest:
     """Writes the same for these tensors of each rank, as `engine` lays them out; `model` is the checkpoint as
     transformers loads it."""
@@ -85,15 +113,16 @@ def write_stored(
         image_bytes=image_bytes,
         tensors=tuple(entries),
         kv=kv,
-        context_tokens=context_tokens(model.config),
+        context_tokens=pooled.context_tokens if pooled else context_tokens(model.config),
         vocab_size=vocab_size,
-        eos_token_ids=_ends(model, vocab_size),
+        eos_token_ids=() if pooled else _ends(model, vocab_size),
         hidden_size=model.config.get_text_config().hidden_size,
         intermediate_size=_intermediate_size(model.config.get_text_config()),
         parameters=sum(tensor.content.numel() for tensor in _distinct(model) if not tensor.buffer),
         engine=engine,
         checksums=b"".join(checksums(str(image)) for image in images),
         ranks=len(parts),
+        pooling=pooled.pooling if pooled else None,
     )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):

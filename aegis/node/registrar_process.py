@@ -11,10 +11,11 @@ from aegis.models import registrar
 
 
 def _check(spec: ModelSpec, model: Any) -> None:
-    from aegis.engine.engines import engine_class
-    from aegis.models.self_check import check
+    from aegis.engine.engines import backend_of, engine_class
+    from aegis.models import pooled_check, self_check
 
-    check(spec, model, engine_class(spec.manifest.engine))
+    check = pooled_check.check if spec.manifest.pooling else self_check.check
+    check(spec, model, engine_class(backend_of(spec.manifest)))
 
 
 if __name__ == "__main__":

@@ -163,6 +163,19 @@ def bench_prefix(json: _Json = None) -> int:
     return 0
 
 
+def bench_embeddings(json: _Json = None) -> int:
+    """Measure texts a second through /v1/embeddings, beside sentence-transformers with the same checkpoint.
+
+    \b
+    Example:
+      aegis lab embeddings --json embeddings.json
+    """
+    from bench.lab.embeddings import run
+
+    run(json_path=json)
+    return 0
+
+
 def bench_handover(json: _Json = None) -> int:
     """Measure the speed of KV from node to node over Ray, beside a plain socket copy of the same bytes.
 

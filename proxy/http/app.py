@@ -15,7 +15,7 @@ from proxy.http.admin import history, memory, model_admin, status
 from proxy.http.anthropic import messages
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
-from proxy.http.openai import chat, completions, models, tokenize, unsupported
+from proxy.http.openai import chat, completions, embeddings, models, rerank, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
 from proxy.http.responses import responses
@@ -61,7 +61,14 @@ def create_app(
     app.state.running_responses = RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    busy = (chat.router, completions.router, messages.router, responses.router)
+    busy = (
+        chat.router,
+        completions.router,
+        messages.router,
+        responses.router,
+        embeddings.router,
+        rerank.router,
+    )
     others = tuple(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )

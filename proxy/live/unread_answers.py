@@ -82,7 +82,9 @@ def bytes_of(delivery: Delivery) -> int:
     if not isinstance(delivery, _WITH_TOKENS) or not delivery.tokens:
         return _DELIVERY_BYTES
     tokens = delivery.tokens
-    return _DELIVERY_BYTES + len(tokens) * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * len(tokens[-1].top))
+    return _DELIVERY_BYTES + len(tokens) * (
+        _TOKEN_BYTES + len(tokens[-1].vector) + _ALTERNATIVE_BYTES * len(tokens[-1].top)
+    )
 
 
 def _mib(nbytes: int) -> str:

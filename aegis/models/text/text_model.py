@@ -121,6 +121,18 @@ class TextModel:
         ids: list[int] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
+    def fit(self, texts: Sequence[str | tuple[str, str]], most: int | None) -> list[tuple[list[int], int]]:
+        """For `worker_messages.Fit`: the tokens of each text or pair, and where its second text begins. From one thread
+        only."""
+        assert isinstance(self._tokenizer, Tokenizer), "loaded to decode: a worker encodes"
+        if most is not None:
+            self._tokenizer.enable_truncation(most)
+        try:
+            found = self._tokenizer.encode_batch(list(texts))
+        finally:
+            self._tokenizer.no_truncation()
+        return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in found]
+
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids beyond the vocabulary have no text; bytes that are no UTF-8 become U+FFFD."""
         if isinstance(self._tokenizer, Detokenizer):

@@ -32,6 +32,8 @@ from aegis.models.text.worker_messages import (
     Decoded,
     Encode,
     Encoded,
+    Fit,
+    Fitted,
     Job,
     Know,
     Known,
@@ -111,6 +113,8 @@ def _done(text: TextModel, job: Job) -> Answer:
     match job:
         case Encode(texts=texts, special=special, tokens_max=tokens_max):
             return _encoded(text, texts, special=special, tokens_max=tokens_max)
+        case Fit():
+            return _fitted(text, job)
         case Count():
             tokens = text.encode(job.text, add_special_tokens=job.special)
             return Counted(len(tokens), msgspec.json.encode(tokens))
@@ -128,6 +132,14 @@ def _encoded(text: TextModel, texts: tuple[str, ...], *, special: bool, tokens_m
             return TooManyTokens(len(tokens))
         found.append(tokens)
     return Encoded(tuple(found))
+
+
+def _fitted(text: TextModel, job: Fit) -> Fitted | TooManyTokens:
+    found = text.fit(job.texts, job.most)
+    longest = max((len(tokens) for tokens, _ in found), default=0)
+    if longest > job.tokens_max:
+        return TooManyTokens(longest)
+    return Fitted(tuple([tuple(tokens) for tokens, _ in found]), tuple([at for _, at in found]))
 
 
 def _rendered(text: TextModel, job: Render) -> Answer:

@@ -39,6 +39,16 @@ class Encode(Struct, frozen=True, tag=True):
     tokens_max: int  # of each
 
 
+class Fit(Struct, frozen=True, tag=True):
+    """For a model that pools: texts, or pairs of them, with special tokens, each cut to `most` tokens if it is given. A
+    pair is cut where it is longest."""
+
+    key: int
+    texts: tuple[str | tuple[str, str], ...]
+    most: int | None
+    tokens_max: int  # of each
+
+
 class Count(Struct, frozen=True, tag=True):
     """All tokens of a text, as JSON, because nothing computes with them."""
 
@@ -64,11 +74,18 @@ class Render(Struct, frozen=True, tag=True):
     tokens_max: int
 
 
-Job = Encode | Count | Decode | Render
+Job = Encode | Fit | Count | Decode | Render
 
 
 class Encoded(Struct, frozen=True, tag=True):
     texts: tuple[tuple[int, ...], ...]
+
+
+class Fitted(Struct, frozen=True, tag=True):
+    """With the place in each where the second text begins, if it has tokens of another type; else 0."""
+
+    texts: tuple[tuple[int, ...], ...]
+    pairs_at: tuple[int, ...]
 
 
 class Counted(Struct, frozen=True, tag=True):
@@ -105,7 +122,9 @@ class Refused(Struct, frozen=True, tag=True):
     message: str
 
 
-Answer = Known | Encoded | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | TooLarge | Refused
+Answer = (
+    Known | Encoded | Fitted | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | TooLarge | Refused
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(tuple[Answer, ...])

@@ -38,12 +38,10 @@ async def held(
     """The answer of `respond`, once the model that the request names is there, or is known not to come. A stream begins
     at once; an error afterwards is its last event, as `failed` words it. Raises UserError."""
     market, name = market_of(request), body.model
-    if not _is_coming(market, name):
+    if not _is_coming(market, name) or not body.stream:
+        await come(request, name)
         return await respond()
     tries = _want(market, name)
-    if not body.stream:
-        await while_connected(request.receive, _come(market, name, tries))
-        return await respond()
 
     async def write(emit: Emit) -> None:
         make_known(request)
@@ -58,6 +56,13 @@ async def held(
         return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
 
     return EventStream(write, keep_alive_of(request), status=status, failed=failed)
+
+
+async def come(request: Request, name: str) -> None:
+    """Returns once the model is there, or is known not to come. Raises UserError."""
+    market = market_of(request)
+    if _is_coming(market, name):
+        await while_connected(request.receive, _come(market, name, _want(market, name)))
 
 
 def _is_coming(market: Market, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct, structs
@@ -30,8 +30,8 @@ class SloCard(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it and, where it
-    failed, why as `detail`."""
+    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it, what it does
+    (`generate`, `embed`, `rerank`) and, where it failed, why as `detail`."""
 
     id: str
     created: int
@@ -43,6 +43,7 @@ class ModelCard(Struct, frozen=True):
     priority: int
     slo: SloCard
     limits: Limits
+    task: str
     detail: str | None = None
     object: str = "model"
     owned_by: str = "aegis"
@@ -82,6 +83,7 @@ def card_of(served: Served) -> ModelCard:
         priority=served.priority,
         slo=_slo_card(served.spec.slo),
         limits=served.limits,
+        task=task_of(served),
         detail=served.detail or None,
     )
 
@@ -110,9 +112,26 @@ def find(market: Market, name: str) -> Served:
     return served
 
 
-def find_servable(market: Market, body: ModelBody) -> Served:
-    """The model that `model` names. Raises UserError: 404 where there is none, 503 where it could not be loaded."""
+Task = Literal["generate", "embed", "rerank"]
+_INSTEAD: dict[Task, str] = {
+    "generate": "generates text: ask it at /v1/chat/completions or /v1/completions",
+    "embed": "makes embeddings: send it 'input' at /v1/embeddings",
+    "rerank": "ranks texts: send it 'query' and 'documents' at /v1/rerank",
+}
+
+
+def task_of(served: Served) -> Task:
+    pooling = served.spec.manifest.pooling
+    return pooling.task if pooling else "generate"
+
+
+def find_servable(market: Market, body: ModelBody, task: Task | None = "generate") -> Served:
+    """The model that `model` names. Raises UserError: 404 where there is none, 503 where it could not be loaded, 400
+    where it does something else than `task`."""
     served = find(market, body.model)
+    if task is not None and task_of(served) != task:
+        message = f"model {served.spec.model!r} {_INSTEAD[task_of(served)]}"
+        raise UserError(message, param="model", code="wrong_task")
     if served.state == "failed":
         reason = served.detail or "its checkpoint cannot be served"
         raise UserError(f"{served.spec.model!r} failed: {reason}", status=503, param="model", code="model_failed")

@@ -64,7 +64,7 @@ async def tokenize(request: Request) -> Response:
     """`prompt` or `messages` as token ids, just as a completion would begin."""
     settings = settings_of(request)
     body = await read_body(request, TokenizeBody, min(settings.body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), body)
+    served = find_servable(market_of(request), body, None)
     text = needs_tokenizer(served, "model")
     special, prompt = body.add_special_tokens, body.prompt
     if prompt is None and not body.given("messages"):
@@ -121,7 +121,7 @@ async def _rendered(request: Request, body: TokenizeBody, served: Served, text: 
 async def detokenize(request: Request) -> Response:
     """The text of `tokens`."""
     body = await read_body(request, DetokenizeBody, min(settings_of(request).body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), body)
+    served = find_servable(market_of(request), body, None)
     text = needs_tokenizer(served, "model")
     tokens = body.tokens
     body.end()

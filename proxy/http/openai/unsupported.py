@@ -9,14 +9,11 @@ from aegis.core.errors import UserError
 _FAMILIES = (
     "/classify",
     "/pooling",
-    "/rerank",
-    "/score",
     "/v1/assistants",
     "/v1/audio",
     "/v1/batches",
     "/v1/containers",
     "/v1/conversations",
-    "/v1/embeddings",
     "/v1/evals",
     "/v1/files",
     "/v1/fine_tuning",
@@ -24,13 +21,12 @@ _FAMILIES = (
     "/v1/messages/batches",
     "/v1/moderations",
     "/v1/realtime",
-    "/v1/rerank",
-    "/v1/score",
     "/v1/threads",
     "/v1/uploads",
     "/v1/vector_stores",
     "/v1/videos",
 )
+_SERVED = "there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank"
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 router = APIRouter()
@@ -38,7 +34,7 @@ router = APIRouter()
 
 async def _refuse(request: Request) -> Response:
     path = request.url.path[:100]
-    message = f"{path} is not served: aegis generates text, at /v1/completions and /v1/chat/completions"
+    message = f"{path} is not served: {_SERVED}"
     raise UserError(message, status=501, code="not_implemented")
 
 

@@ -36,6 +36,8 @@ from aegis.models.text.worker_messages import (
     Decoded,
     Encode,
     Encoded,
+    Fit,
+    Fitted,
     Job,
     Refused,
     Render,
@@ -257,6 +259,25 @@ class TextWorkers:
         if not isinstance(answer, Encoded):
             raise _given_up(answer, "prompt", "tokenize")
         return answer.texts
+
+    async def fit(
+        self,
+        caller: str,
+        text: TextModel,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        param: str,
+        most: int | None,
+        tokens_max: int,
+        watch: Watch = _unwatched,
+    ) -> Fitted | TooManyTokens:
+        """Token ids of each text, or pair of texts, for a model that pools, cut to `most` if it is given. Raises
+        UserError."""
+        size = sum(len(each) if isinstance(each, str) else sum(map(len, each)) for each in texts)
+        answer = await self._serve(caller, size, text, Fit(text.key, tuple(texts), most, tokens_max), watch)
+        if isinstance(answer, Fitted | TooManyTokens):
+            return answer
+        raise _given_up(answer, param, "tokenize")
 
     async def render(
         self,

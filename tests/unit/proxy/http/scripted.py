@@ -6,6 +6,7 @@ The text side is real: `tokenizers` tokenizers, one token per byte or with words
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Slo
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Pooling, Slo
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.grammar.trials import GrammarTrials
 from aegis.models.text.text_model import TextModel
@@ -328,6 +329,29 @@ class ScriptedMarket:
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         self.moves.append(("trim", instance, timeout_s))
         return 0
+
+
+def pools(*, dimensions: int = 4, value: float | None = None) -> Script:
+    """A vector: the number of the prompt's tokens, and then ones; or this value throughout."""
+
+    def script(prompt: Sequence[int], sampling: Sampling) -> list[Delivery]:
+        assert sampling.pools and sampling.max_tokens == 1
+        told = [float(len(prompt)), *[1.0] * (dimensions - 1)] if value is None else [value] * dimensions
+        return [Delta((Token(0, vector=struct.pack(f"<{dimensions}f", *told)),)), Finished(FinishReason.LENGTH)]
+
+    return script
+
+
+def pooling_market(script: Script | None = None, **pooling: Any) -> ScriptedMarket:
+    """A model of embeddings, `e`, a reranker, `r`, and one that generates, `m`."""
+    embeds = spec("e", pooling=Pooling(**({"dimensions": 4, "modes": ("mean",)} | pooling)))
+    ranks = spec("r", pooling=Pooling(1, scores=True))
+    models = {
+        "e": ScriptedModel(embeds, script or pools()),
+        "r": ScriptedModel(ranks, script or pools(dimensions=1)),
+        "m": ScriptedModel(spec("m"), says("hello")),
+    }
+    return ScriptedMarket(models)
 
 
 def market(script: Script | None = None, **changes: Any) -> ScriptedMarket:

@@ -94,7 +94,7 @@ def test_tokenizing_needs_a_tokenizer() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/messages/batches", "/v1/audio/speech", "/v1/images/generations"]
+    "path", ["/v1/moderations", "/v1/messages/batches", "/v1/audio/speech", "/v1/images/generations"]
 )
 def test_families_that_are_not_served_say_so(path: str) -> None:
     reply = post(market(), path, {"model": "m"})

@@ -42,6 +42,7 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "priority": 0,
             "slo": {"ttft_ms": 10_000.0, "tbt_ms": 100.0, "gap_ms": 500.0},
             "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
+            "task": "generate",
             "detail": None,
             "object": "model",
             "owned_by": "aegis",
