@@ -10,9 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
+from aegis.core.api_keys import Caller, Key, Keyring, digest_of
+from aegis.core.limits import Limits
 from aegis.core.request import FinishReason
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.market import Delta, Failed, Finished, Reused
+from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.event_laws import check_responses, events_of
 from tests.unit.proxy.http.scripted import EOS, byte_text, calling, keyring, market, post, says, tokens
 
@@ -150,6 +153,19 @@ def test_items_reach_the_template_as_turns() -> None:
     said = '[system]first\nbe[user]one\ntwo[assistant]hm so(c1 f {"a": 1})(c2 f {})[tool]donec1[tool]noc2'
     assert prompt_of(behind).endswith(said + "[system]now[user]go")
     assert reply.headers["x-aegis-ignored"] == "input[5].arguments (no JSON object), input[8] (web_search_call)"
+
+
+def test_answers_that_follow_each_other_remain_apart() -> None:
+    behind = market(text=byte_text(TEMPLATE))
+    items = [
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"role": "assistant", "content": "three"},
+        {"role": "user", "content": "go"},
+    ]
+    assert post(behind, PATH, ask(items)).status_code == 200
+    assert prompt_of(behind).endswith("[assistant]one[assistant]two[assistant]hmthree[user]go")
 
 
 def test_tools_of_other_types_are_ignored_and_told_of() -> None:
@@ -363,6 +379,22 @@ def test_a_response_in_the_background_is_found_when_it_has_ended(broke: bool) ->
 
 def test_bad_input_for_the_background_is_refused_at_once() -> None:
     assert post(market(), PATH, ask(5, background=True)).status_code == 400
+
+
+def test_a_permit_that_came_before_a_large_body_goes_to_the_background() -> None:
+    behind = market()
+    alice = Key(digest_of("secret"), Caller("alice", limits=Limits(concurrent=3)))
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        body = ask(background=True, metadata={"large": "x" * (SMALL_BYTES + 1)})
+        begun = await client.post(PATH, json=body, headers={"x-api-key": "secret"})
+        assert (begun.status_code, behind.permits[0].answer_tokens) == (200, None)
+        async with asyncio.timeout(20):
+            while behind.permits[0].answer_tokens is None:
+                await asyncio.sleep(0)
+
+    calling(behind, talk, keys=Keyring((alice,)))
+    assert [permit.answer_tokens for permit in behind.permits] == [len("hello")] * 2
 
 
 def test_a_response_in_the_background_is_cancelled() -> None:
