@@ -15,7 +15,7 @@ SEED ?= 0
 # Each of the many processes that tests start would compile our modules, and pytest's its plugins.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-moves test-gpu \
+.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-moves test-places test-gpu \
 	test-vllm vllm lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
@@ -33,6 +33,7 @@ help:
 	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, all schedulers, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-moves a model that moves 20 times with its streams, between instances and Ray nodes; some minutes"
+	@echo "make test-places the steps of the Dockerfile, in a directory and an environment of their own; some minutes"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
@@ -224,6 +225,9 @@ test-exactness: $(TOOLS)
 test-ray: $(TOOLS)
 	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/processes/test_ray.py tests/live/processes/test_handover.py \
 		tests/live/tools/test_bench_handover.py
+
+test-places: $(TOOLS)
+	AEGIS_TEST_PLACES=1 $(BIN)/python -m pytest --timeout 1500 tests/places tests/tidy/test_places.py
 
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000

@@ -28,10 +28,11 @@ _NEVER = 10**17  # the number of a span that no server lives to see
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """httpx would load them for each request, for 20 ms; `aegis top` makes several a second."""
+    """Those that are trusted, also by SSL_CERT_FILE. httpx would load them for each request, for 20 ms; `aegis top`
+    makes several a second."""
     import httpx
 
-    return httpx.create_ssl_context(trust_env=False)
+    return httpx.create_ssl_context(trust_env=True)
 
 
 class Refused(UserError):
@@ -50,16 +51,18 @@ class AdminClient:
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 
-    def models(self) -> list[dict[str, Any]]:
-        """The served models, as `/v1/models` lists them."""
-        listed = self._call("GET", "/v1/models").get("data")
-        if not isinstance(listed, list):
+    def models(self, *, coming: bool = False) -> list[dict[str, Any]]:
+        """The served models, as `/v1/models` lists them, and those that are `coming`, too."""
+        answer = self._call("GET", "/v1/models")
+        listed, others = answer.get("data"), answer.get("coming", [])
+        if not isinstance(listed, list) or not isinstance(others, list):
             raise UserError(f"{self._url} answers, but is no aegis server")
-        return listed
+        return [*listed, *others] if coming else listed
 
-    def add(self, source: str, name: str | None = None) -> dict[str, Any]:
-        """Registers a checkpoint directory or hub id. Returns when it is served."""
-        return self._call("POST", "/models/load", {"source": source} | ({"name": name} if name else {}))
+    def add(self, source: str, name: str | None = None, *, lazy: bool = False) -> dict[str, Any]:
+        """Registers a checkpoint. Returns when it is served, or, if it is `lazy`, was looked at."""
+        more = ({"name": name} if name else {}) | ({"lazy": True} if lazy else {})
+        return self._call("POST", "/models/load", {"source": source} | more)
 
     def update(self, model: str, **changes: Any) -> dict[str, Any]:
         """Changes deadlines, priority, limits or the pin of a model; what is None stays."""

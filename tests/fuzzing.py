@@ -20,6 +20,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.event_laws import check_messages, check_responses, events_of
+
 # Now: where hypothesis has raised the recursion limit Python 3.11 cannot parse what is imported.
 for _, _module, _ in pkgutil.walk_packages(schemathesis.__path__, "schemathesis."):
     if _module.split(".")[1] in ("generation", "python", "specs", "transport"):
@@ -28,8 +30,23 @@ for _, _module, _ in pkgutil.walk_packages(schemathesis.__path__, "schemathesis.
 CASES = int(os.environ.get("AEGIS_FUZZ_CASES", "500"))
 """Requests in all."""
 
+_LAWS = {"/v1/messages": check_messages, "/v1/responses": check_responses}
+"""Of the events of streams."""
+
+EVENTS_MAX = 1 << 16
+"""Of a stream; by itself schemathesis reads some of the first ones only."""
+
 ENDLESS = "/models/sse"
-_WEIGHTS = {"/v1/completions": 8, "/v1/chat/completions": 8, "/tokenize": 3, "/detokenize": 2, "/models/update": 2}
+_WEIGHTS = {
+    "/v1/completions": 8,
+    "/v1/chat/completions": 8,
+    "/v1/messages": 8,
+    "/v1/messages/count_tokens": 2,
+    "/v1/responses": 8,
+    "/tokenize": 3,
+    "/detokenize": 2,
+    "/models/update": 2,
+}
 _CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
@@ -49,8 +66,11 @@ def fuzz(
     document: dict[str, Any], path: str, method: str, cases: int, model: str, send: Callable[[Case], Any]
 ) -> dict[int, int]:
     """The number of answers with each status. Fails at an answer that is an error of the server, or that the document
-    does not describe. Most requests name `model`, because they would all be refused without it."""
-    operation = schemathesis.openapi.from_dict(deepcopy(document))[path][method.upper()]
+    does not describe, and at a stream that breaks a law of its events. Most requests name `model`, because they would
+    all be refused without it."""
+    schema = schemathesis.openapi.from_dict(deepcopy(document))
+    schema.config.max_stream_events = EVENTS_MAX
+    operation = schema[path][method.upper()]
     told = document["paths"][path][method]
     modes = list(GenerationMode) if told.get("parameters") or "requestBody" in told else [GenerationMode.POSITIVE]
     counts: dict[int, int] = {}
@@ -72,6 +92,8 @@ def fuzz(
         response = send(case)
         counts[response.status_code] = counts.get(response.status_code, 0) + 1
         case.validate_response(response, checks=_CHECKS)
+        if path in _LAWS and response.headers["content-type"][0].startswith("text/event-stream"):
+            _LAWS[path](events_of(response.text))
 
     answers()
     return counts

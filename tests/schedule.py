@@ -26,10 +26,12 @@ SHARING = {
     "pool": ("tests/faults",),
     "of_two": ("tests/attacks",),
     "server": (
+        "tests/live/api/test_anthropic_client.py",
         "tests/live/api/test_bad_input.py",
         "tests/live/api/test_clients.py",
         "tests/live/api/test_fuzz.py",
         "tests/live/api/test_openai_client.py",
+        "tests/live/api/test_responses_client.py",
         "tests/live/api/test_structured.py",
         "tests/live/models/test_exactness.py",
         "tests/live/models/test_models.py",

@@ -13,6 +13,7 @@ from aegis.config.keyring import read_key, refuse_duplicates, secrets_of
 from aegis.config.yaml_file import lines_of
 from aegis.core.api_keys import Key
 from aegis.core.errors import UserError
+from aegis.models.remote.address import parse
 from aegis.models.sources import is_checkpoint, read_sources
 
 _Place = tuple[Any, ...]
@@ -56,6 +57,12 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
             keys.append(key)
         except UserError as error:
             yield secret.place, error.message
+    for name, entry in config.models.items():
+        try:
+            if entry.url:
+                parse(entry.url)
+        except UserError as error:
+            yield ("models", name, "url"), f"models.{name}.url: {error.message}"
     named = set[str](config.models)
     for at, source in enumerate(config.sources):
         try:

@@ -61,15 +61,22 @@ def launch(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, or a hub id. "
+            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, a hub id, or an "
+            "address: hf://org/name@revision, https://host/folder, s3://bucket/prefix. "
             "May be repeated. [default: the demo market]",
         ),
     ] = None,
     demo: Annotated[bool, typer.Option("--demo", help="Serve the demo market, also beside other models.")] = False,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from a YAML file.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="KIND", help="cpu or cuda. [default: cpu]")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="cpu, cuda, or auto: cuda where there are GPUs. [default: auto]"),
+    ] = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="N", help="Devices that the instances are dealt to in turn. [default: 1]")
+        str | None,
+        typer.Option(
+            metavar="N", help="Devices that the instances are dealt to in turn; on cuda, all if not given. [default: 1]"
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
         str | None,
@@ -90,7 +97,10 @@ def launch(
     ] = False,
     device_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Memory of each device, for weights and KV. [default: 1GiB]"),
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each device, for weights and KV; on cuda, nine tenths of it if not given. [default: 1GiB]",
+        ),
     ] = None,
     host_memory: Annotated[
         str | None,
@@ -99,6 +109,10 @@ def launch(
     model_cache: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Part of the host memory for cached weights; half of it if not given."),
+    ] = None,
+    cache_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Disk for fetched checkpoints and weight images; no bound if not given."),
     ] = None,
     slab: Annotated[str | None, typer.Option(metavar="SIZE", help="Slab of KV blocks. [default: 2MiB]")] = None,
     prefix_reuse: Annotated[
@@ -135,6 +149,12 @@ def launch(
         typer.Option(metavar="KEY", help="Changes of models or memory need this key; rather AEGIS_ADMIN_KEY."),
     ] = None,
     admin_key_file: Annotated[str | None, typer.Option(metavar="FILE", help="A file that holds it.")] = None,
+    ssl_certfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Clients connect over TLS: the certificate, PEM.")
+    ] = None,
+    ssl_keyfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its key, if that is in a file of its own, PEM.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(metavar="ORIGIN", help="Web pages of this origin may ask; *: all. Repeatable.")
     ] = None,
@@ -144,6 +164,14 @@ def launch(
     refuse_late: Annotated[
         bool, typer.Option("--refuse-late", help="Answer 429 whom there is no time to serve.")
     ] = False,
+    pace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACE",
+            help="Tokens of streams leave as they are made, or smooth: one by one, as a reader wants them. "
+            "[default: made]",
+        ),
+    ] = None,
     shutdown_timeout: Annotated[
         str | None,
         typer.Option(metavar="S", help="Running requests may take so long to finish at the end. [default: 3.0]"),

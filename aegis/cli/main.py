@@ -14,6 +14,7 @@ from aegis import __version__
 from aegis.admin_client import Refused
 from aegis.cli.config import check, schema
 from aegis.cli.ctl import ctl
+from aegis.cli.doctor import doctor
 from aegis.cli.explain import explain
 from aegis.cli.launch import demo, launch
 from aegis.cli.memory import limit_memory, show_memory, trim_memory
@@ -50,7 +51,7 @@ from bench.simulate.command import simulate
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
-app = typer.Typer(name="aegis", **_PLAIN)
+app = typer.Typer(name="aegis", **_PLAIN | {"add_completion": True})
 models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
 memory = typer.Typer(**_PLAIN)
 config = typer.Typer(help="The configuration file, without launching anything.", **_PLAIN)
@@ -75,6 +76,7 @@ def aegis(
     Examples:
       aegis launch                                  the demo market on http://127.0.0.1:8000
       aegis launch --models ~/checkpoints           your own models
+      aegis doctor                                  what is here, and what would run
       aegis models list                             the models of a running server
       aegis top                                     the activity of its instances
       aegis memory                                  the use of its memory
@@ -100,6 +102,7 @@ def _help_unless_command(context: typer.Context) -> int:
 
 app.command("launch")(launch)
 app.command("demo")(demo)
+app.command("doctor")(doctor)
 app.command("top")(top)
 app.command("explain")(explain)
 app.command("simulate")(simulate)

@@ -28,7 +28,7 @@ def list_models(url: _Url = DEFAULT_URL) -> int:
     table = Table(box=None, pad_edge=False)
     for title in ("model", "state", "weights", "checkpoint"):
         table.add_column(title, overflow="fold")
-    for model in AdminClient(url).models():
+    for model in AdminClient(url).models(coming=True):
         state = ": ".join(str(model[key]) for key in ("state", "detail") if model.get(key))
         table.add_row(str(model.get("id")), state or "-", *(str(model.get(key) or "-") for key in ("weights", "root")))
     width = None if sys.stdout.isatty() else 10_000  # one line for each model where a program reads
@@ -37,8 +37,9 @@ def list_models(url: _Url = DEFAULT_URL) -> int:
 
 
 def add_model(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory or hub id.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory, hub id or address.")],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
+    lazy: Annotated[bool, typer.Option("--lazy", help="Fetch its weights at its first request.")] = False,
     url: _Url = DEFAULT_URL,
 ) -> int:
     """Add a model to a running server; it is registered beside serving.
@@ -47,9 +48,10 @@ def add_model(
     Examples:
       aegis models add ~/checkpoints/llama
       aegis models add Qwen/Qwen3-0.6B --name qwen
+      aegis models add hf://Qwen/Qwen3-0.6B@main --lazy
     """
     local = Path(source).expanduser()
-    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
+    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name, lazy=lazy)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

@@ -37,6 +37,7 @@ from aegis.config.values import (
     redis_url,
 )
 from aegis.core.model import EngineName
+from aegis.core.request import Pace
 from aegis.core.role import Roles
 
 
@@ -84,6 +85,10 @@ class ModelEntry(Section):
 
     path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
+    url: str | None = Field(
+        default=None, description="Address in place of a path: hf://, https:// or s3://; docs/registries.md"
+    )
+    lazy: bool = Field(default=False, description="Its weights are read, or fetched, at its first request")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
@@ -93,8 +98,8 @@ class ModelEntry(Section):
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelEntry:
-        if (not self.path and not self.hub) or (self.path and self.hub):
-            raise ValueError("should have either path or hub")
+        if sum(bool(place) for place in (self.path, self.hub, self.url)) != 1:
+            raise ValueError("should have one of path, hub and url")
         return self
 
 
@@ -113,7 +118,10 @@ class Instances(Section):
         description="An instance changes between prefill and decode where one of them is short of instances for long: "
         "docs/policies.md",
     )
-    devices: Count = Field(default=1, description="Devices that the instances are dealt to in turn, which share them")
+    devices: Count = Field(
+        default=1,
+        description="Devices that the instances are dealt to in turn, which share them; if not set, all GPUs",
+    )
     tensor_parallel_size: Count = Field(
         default=1, description="Processes of each instance, on a device each, that share every model out"
     )
@@ -172,6 +180,10 @@ class Server(Section):
         description="Its senders may add and remove models and move memory; without one, this machine's users may",
     )
     admin_key_file: str | None = Field(default=None, description="A file that holds it")
+    ssl_certfile: str | None = Field(
+        default=None, description="Clients connect over TLS: PEM of the certificate, then of those that vouch for it"
+    )
+    ssl_keyfile: str | None = Field(default=None, description="PEM of its key, if that is in a file of its own")
     status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
     cors_origins: tuple[str, ...] = Field(
         default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
@@ -180,6 +192,11 @@ class Server(Section):
     refuse_late: bool = Field(
         default=False,
         description="A request that cannot be served in time by the schedulers' estimate is answered 429",
+    )
+    pace: Pace = Field(
+        default="made",
+        description="made: tokens of a stream leave as they are made; smooth: no earlier than a reader wants them; "
+        "requests may say",
     )
     reader_timeout_s: Positive = Field(
         default=60.0, description="A client that takes nothing of an answer for so long is cut off"
@@ -193,6 +210,8 @@ class Server(Section):
         for name in ("api_key", "admin_key"):
             if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
                 raise ValueError(f"should have either {name} or {name}_file")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError("ssl_keyfile is the key of a certificate: give ssl_certfile, too")
         return self
 
 
@@ -201,13 +220,19 @@ class Memory(Section):
 
     device: Size = Field(
         default=1 << 30,
-        description="Memory of each device, for weights and KV of its instances, which share it as needed",
+        description="Memory of each device, for weights and KV of its instances, which share it as needed; if not set, "
+        "nine tenths of what is free on a GPU",
     )
     floor: Size = Field(default=64 << 20, description="Part of its device's memory that an idle instance keeps")
     idle_s: Positive = Field(default=30.0, description="An instance is trimmed to the floor when idle for so long")
     host: Size = Field(default=4 << 30, description="Host memory of the node: cached weights and KV")
     model_cache: Size | None = Field(
         default=None, description="Part of the host memory for weight images; half of it if not set"
+    )
+    cache_size: Size | None = Field(
+        default=None,
+        description="Disk for fetched checkpoints and weight images, of which those longest unused leave; not set: no "
+        "bound; docs/registries.md",
     )
     slab: Size = Field(default=2 << 20, description="Slab of KV blocks of one shape; a multiple of 2MiB")
     prefix_reuse: Switch = Field(
@@ -272,6 +297,11 @@ class RedisSettings(Section):
     )
     wait_s: Positive = Field(default=2.0, description="New requests wait so long for it and are then answered 503")
     ttl_s: Positive = Field(default=600.0, description="A record is kept for so long after the last change")
+    responses_ttl_s: Seconds = Field(
+        default=3600.0,
+        ge=0,
+        description="A response of /v1/responses is kept for so long; 0: none is, whatever it asks",
+    )
 
     @property
     def off(self) -> bool:
@@ -332,9 +362,13 @@ class Config(Section):
 
     models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
     api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
-    sources: tuple[str, ...] = Field(default=(), description="YAML of models, directories of checkpoints, hub ids")
+    sources: tuple[str, ...] = Field(
+        default=(), description="YAML of models, directories of checkpoints, hub ids, addresses"
+    )
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Kind of device: cpu or cuda; auto: cuda where there are GPUs"
+    )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
     engine: EngineName = Field(default="transformers", description="Engine that runs the models: docs/vllm.md")
     instances: Instances = Instances()
@@ -411,6 +445,7 @@ OPTIONS: dict[str, Key] = {
     "device_memory": ("memory", "device"),
     "host_memory": ("memory", "host"),
     "model_cache": ("memory", "model_cache"),
+    "cache_size": ("memory", "cache_size"),
     "slab": ("memory", "slab"),
     "prefix_reuse": ("memory", "prefix_reuse"),
     "dtype": ("dtype",),
@@ -425,9 +460,12 @@ OPTIONS: dict[str, Key] = {
     "api_key_file": ("server", "api_key_file"),
     "admin_key": ("server", "admin_key"),
     "admin_key_file": ("server", "admin_key_file"),
+    "ssl_certfile": ("server", "ssl_certfile"),
+    "ssl_keyfile": ("server", "ssl_keyfile"),
     "cors_origin": ("server", "cors_origins"),
     "max_body": ("server", "body_max"),
     "refuse_late": ("server", "refuse_late"),
+    "pace": ("server", "pace"),
     "shutdown_timeout": ("server", "shutdown_timeout_s"),
     "policy": ("scheduling", "policy"),
     "step_tokens": ("scheduling", "step_tokens"),

@@ -166,7 +166,7 @@ def _place(content: dict[str, Any], directory: Path) -> None:
     keys, server = content.get("api_keys"), content.get("server")
     for entry in keys.values() if isinstance(keys, dict) else ():
         _place_one(entry, "file", directory)
-    for name in ("api_key_file", "admin_key_file"):
+    for name in ("api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile"):
         _place_one(server, name, directory)
     if isinstance(sources, list):
         content["sources"] = [

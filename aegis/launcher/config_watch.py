@@ -89,7 +89,7 @@ class ConfigWatch:
     async def _apply(self, before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]) -> None:
         replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
         for model in [*(model for model in before if model not in after), *replaced]:
-            if model in self._catalogue.models():
+            if self._catalogue.has(model):
                 await self._catalogue.remove(model)
                 log(_logger, logging.INFO, "model removed", {"model": model})
         for model, source in after.items():
@@ -103,6 +103,8 @@ class ConfigWatch:
                 log(_logger, logging.INFO, "model added", {"model": source.model})
 
     async def _change(self, before: Source, after: Source) -> None:
+        if self._catalogue.revise(after):
+            return
         change = ModelChange(
             ttft_ns=after.slo.ttft_ns if after.slo != before.slo else None,
             tbt_ns=after.slo.tbt_ns if after.slo != before.slo else None,

@@ -12,6 +12,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.launcher.live_market import slo_of
 from aegis.models.cache import default_cache_dir
+from aegis.models.remote.address import parse
 from aegis.models.sources import Source, read_sources
 
 
@@ -30,6 +31,14 @@ def sources_of(config: Config, *, demo: bool) -> list[Source]:
     return sources
 
 
+def _refuse_bad(url: str, where: str) -> None:
+    """Raises UserError."""
+    try:
+        parse(url)
+    except UserError as error:
+        raise UserError(f"{where}: {error.message}", param="models") from None
+
+
 def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     ttft_ms = entry.slo.ttft_ms or config.slo.ttft_ms
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
@@ -37,4 +46,7 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS), round(gap_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine, entry.priority, limits)
+    if entry.url:
+        _refuse_bad(entry.url, f"models.{model}.url")
+    terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
+    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy)

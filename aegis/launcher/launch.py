@@ -31,6 +31,7 @@ from aegis.launcher.configured_models import sources_of
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
+from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.model_catalogue import CatalogueModel
@@ -43,6 +44,7 @@ from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
+from proxy.live.certificate import Certificate
 from proxy.live.listening import listen
 from proxy.live.serving import CLOSE_S, acceptors, drained, http_server, http_settings, running
 from proxy.live.settings import ProxySettings
@@ -62,16 +64,30 @@ def main(config: Config, reading: Reading | None = None) -> int:
     logs.guard_streams(log_settings(config))
     logs.setup(log_settings(config))
     allow_many_open_files()
+    config, gpus = on_this_machine(config)
+    if reading:
+        file, read = reading
+        reading = file, lambda: with_gpus(read(), gpus)
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
+    refuse_unlaunchable(config)
+    for line in (dealt(config, gpus), counts_ignored(config)):
+        if line:
+            sys.stderr.write(f"aegis: {line}\n")
+    sources = sources_of(config, demo=config.serves_demo)
+    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
+
+
+def refuse_unlaunchable(config: Config) -> None:
+    """Raises UserError for what cannot run on this machine, before anything is started."""
     _check_sizes(config)
     _refuse_without_engine(config)
     if config.ray.address:
         refuse_without_ray()
     _refuse_to_change_mixed(config)
     _refuse_to_migrate(config)
-    sources = sources_of(config, demo=config.serves_demo)
-    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
+    if tls := http_settings(config).tls:
+        Certificate(tls)
 
 
 async def _serve_to_the_end(
@@ -130,7 +146,7 @@ async def _serve(
         if reading:
             watch = ConfigWatch(*reading, config, market.node)
             await stack.enter_async_context(running(watch.run()))
-        _announce(console, market, listener)
+        _announce(console, market, listener, tls=http.tls is not None)
         await _first(serving, stop)
         stop.clear()
         market.node.drain(drain_s)
@@ -274,17 +290,22 @@ async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[
             raise UserError(f"after {_START_S:.0f} s still {market.queries.is_ready()[1]}; see the log above") from None
 
 
-def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> None:
+def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, tls: bool) -> None:
     host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    models: list[CatalogueModel] = list(market.queries.models().values())
+    scheme = "https" if tls else "http"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    served: list[CatalogueModel] = list(market.queries.models().values())
+    lazy = [name for name, each in market.node.catalogue.coming().items() if each.lazy]
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"aegis serves {len(models)} models on {url}")
-    for model in models:
+    out.print(f"aegis serves {len(served) + len(lazy)} models on {url}")
+    for model in served:
         manifest = model.spec.manifest
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
+    for name in lazy:
+        out.print(f"  {name:24} its weights come with its first request")
+    names = [*(model.spec.model for model in served), *lazy]
     out.print("try it:")
-    out.print(f"  {_example(url, models[0].spec.model, needs_key=market.node.keys.asks)}", markup=False)
+    out.print(f"  {_example(url, names[0], needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()
 

@@ -112,7 +112,9 @@ async def open_market(
             closing(Hub[FromInstance](wires.address(f"proxy-{_PROXY}"), FromInstance, wires.keys))
         )
         template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
-        register_models = partial(register, fork_server=fork_server, packs=config.device == "cpu")
+        register_models = partial(
+            register, fork_server=fork_server, packs=config.device == "cpu", disk_bytes=config.memory.cache_size
+        )
         node = _node(
             config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir(), register_models
         )

@@ -37,5 +37,8 @@ class Keys(Struct, frozen=True):
         """`call` is `Asked.key`."""
         return f"{self.prefix}:request:{call}"
 
+    def response(self, key: str) -> str:
+        return f"{self.prefix}:response:{key}"
+
     def tokens(self, call: str) -> str:
         return f"{self.prefix}:tokens:{call}"

@@ -24,8 +24,10 @@ from aegis.metadata.keys import Keys
 from aegis.metadata.loads import Load, Loads
 from aegis.metadata.membership import Identity, Membership
 from aegis.metadata.recorder import Recorder
+from aegis.metadata.responses import StoredResponses
 from aegis.process.scratch_directory import scratch
 from aegis.process.tasks import cancelled
+from proxy.http.responses.stored_responses import RESPONSES_TTL_S
 
 _TOLD = {
     "replayed": "Retries answered from the record",
@@ -70,10 +72,11 @@ class StoreSettings(Struct, frozen=True):
     cluster: str
     wait_s: float
     ttl_s: float
+    responses_ttl_s: float = RESPONSES_TTL_S
 
 
 class Store:
-    """The store that `open_store` and `join_store` open. The HTTP layer asks `records`."""
+    """The store that `open_store` and `join_store` open. The HTTP layer asks `records` and `responses`."""
 
     def __init__(self, redis: Redis, settings: StoreSettings, identity: Identity, *, place: str) -> None:
         """`place` is how messages call the server."""
@@ -84,6 +87,7 @@ class Store:
             redis, keys, self.membership, identity.owner, ttl_s=settings.ttl_s, wait_s=settings.wait_s
         )
         self.loads = Loads(redis, keys)
+        self.responses = StoredResponses(redis, keys, self.membership, ttl_s=settings.responses_ttl_s)
         self.embedded: EmbeddedServer | None = None
         self._is_first = identity.is_first
         self._tasks: list[asyncio.Task[None]] = []
@@ -149,7 +153,9 @@ async def open_store(config: RedisSettings) -> AsyncIterator[Store]:
             await server.start()
         url = server.url if server else config.url.get_secret_value() if config.url else ""
         identity = Identity.first()
-        settings = StoreSettings(url, config.prefix, identity.cluster, config.wait_s, config.ttl_s)
+        settings = StoreSettings(
+            url, config.prefix, identity.cluster, config.wait_s, config.ttl_s, config.responses_ttl_s
+        )
         store = await stack.enter_async_context(_entered(settings, identity, "embedded" if server else None))
         store.embedded = server
         yield store

@@ -15,11 +15,16 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("AEGIS_CACHE") or "~/.cache/aegis").expanduser()
 
 
+def lock_file(target: Path) -> Path:
+    """The file whose lock `locked` holds."""
+    return target.with_name(f".{target.name}.lock")
+
+
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
     """Holds the lock of `target` against all processes; the system releases it if this one dies."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("w") as file:
+    with lock_file(target).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

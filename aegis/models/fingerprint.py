@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -17,11 +18,18 @@ _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers", ranks: int = 1, *, packs: bool = False
+    checkpoint: Checkpoint,
+    dtype: str,
+    engine: EngineName = "transformers",
+    ranks: int = 1,
+    *,
+    packs: bool = False,
+    digests: Sequence[str] = (),
 ) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
-    place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own.
+    place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own. Of a fetched
+    one the `digests` of its weights count instead, whether these are there or not: fetched again it is the same.
 
     The converter counts because the layout of its parameters may differ from release to release; if it `packs`
     weights for the processor, that too, and torch.
@@ -40,7 +48,9 @@ def fingerprint(
         add("ranks", ranks)
     for file in _small_files(checkpoint.directory):
         add(str(file.relative_to(checkpoint.directory)), file.read_bytes())
-    for file in checkpoint.weights:
+    for file, sha256 in zip(checkpoint.weights, digests, strict=True) if digests else ():
+        add(file.name, sha256)
+    for file in () if digests else checkpoint.weights:
         stat = file.stat()
         add(file.name, stat.st_size, stat.st_ctime_ns, _header(file))
     if (checkpoint.directory / MODULES).is_file():

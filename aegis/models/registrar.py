@@ -1,8 +1,8 @@
 """Registers models in a process of its own, so that loading a checkpoint never holds up serving.
 
 `python -m aegis.models.registrar` reads one `Job` per line from standard input and writes, per job, any number of
-`Progress` lines and then one `Registered` or `Refused`, in order; it ends with its input. A caller that has an engine
-to compare with calls `main(check)` from a module of its own.
+`Progress` lines and then one `Registered`, `Waits` or `Refused`, in order; it ends with its input. A caller that has
+an engine to compare with calls `main(check)` from a module of its own.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Job(Struct, frozen=True):
     engine: EngineName = "transformers"
     ranks: int = 1
     packs: bool = False
+    disk_bytes: int | None = None
+    looks: bool = False
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -63,12 +65,18 @@ class Registered(Struct, frozen=True, tag=True):
     spec: ModelSpec
 
 
+class Waits(Struct, frozen=True, tag=True):
+    """It can be registered, as far as is known without its weights; there is no image of it yet."""
+
+    model: ModelId
+
+
 class Refused(Struct, frozen=True, tag=True):
     model: ModelId
     reason: str
 
 
-Answer = Progress | Registered | Refused
+Answer = Progress | Registered | Waits | Refused
 
 
 def main(check: Check | None = None) -> None:
@@ -100,7 +108,7 @@ def _exhausted() -> str:
     return f"registering it takes more memory than the {limit_bytes / (1 << 30):.0f} GiB that it may have"
 
 
-def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
+def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Waits | Refused:
     model, root = job.source.model, job.source.root
     _limit_memory(LIBRARIES_BYTES)
     try:
@@ -116,12 +124,14 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             engine=job.engine,
             ranks=job.ranks,
             packs=job.packs,
+            disk_bytes=job.disk_bytes,
+            looks=job.looks,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         if isinstance(error, UserError) and not out_of_memory(error):
             return Refused(model, error.message)
         return Refused(model, refused(root, _why(error, job)).message)
-    return Registered(spec)
+    return Registered(spec) if spec else Waits(model)
 
 
 def _why(error: Exception, job: Job) -> str:

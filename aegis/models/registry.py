@@ -18,11 +18,13 @@ from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
-from aegis.models.checkpoint import Checkpoint, open_checkpoint
+from aegis.models.checkpoint import Checkpoint
+from aegis.models.disk_cache import DiskCache, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
+from aegis.models.place import LOCK_S, Looked, Report, place_of, stored_bytes
 from aegis.models.pooling_files import longest_text, pools
-from aegis.models.sources import Source, fetch
+from aegis.models.sources import Source
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
 
@@ -59,16 +61,11 @@ def try_chat_template(text: TextModel) -> None:
 Check = Callable[[ModelSpec, "PreTrainedModel"], None]
 """Compares the image, served by an engine, with the model as transformers runs it. Raises ModelRefused."""
 
-Report = Callable[[str, float], None]
-"""Receives one line on the present work, and the time that it may take until the next line, in seconds."""
-
 STAGE_S = 120.0
 BYTES_PER_S = 16 << 20
 """The least speed of reading weights: slow disks have less than a tenth of the speed of others."""
 
 TEMPLATE_S = 5.0
-FETCH_S = 600.0
-LOCK_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,30 +90,42 @@ def register(
     engine: EngineName = "transformers",
     ranks: int = 1,
     packs: bool = False,
-) -> ModelSpec:
+    disk_bytes: int | None = None,
+    looks: bool = False,
+) -> ModelSpec | None:
     """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
     be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
     anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
-    already is made again. If it `packs`, images are for this processor. Raises ModelRefused: one line that names the
-    checkpoint and why."""
+    already is made again. If it `packs`, images are for this processor. The cache on disk is kept within `disk_bytes`.
+    If it only `looks`, None is
+    returned where there is no image yet. Raises ModelRefused: one line that
+    names the checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
-        checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
-        _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
+        place = place_of(source, cache_dir, report)
+        looked = place.look()
+        _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
-        if pools(checkpoint):
+        if pools(looked.checkpoint):
             engine = _engine_that_pools(ranks)
         _refuse_without(engine, ranks)
-        form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(checkpoint, dtype))
-        return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
+        form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(looked.checkpoint, dtype))
+        if renew or not _has_image(looked, dtype, form, cache_dir):
+            if looks:
+                return None
+            disk = DiskCache(cache_dir, disk_bytes)
+            with disk.room(looked.weights_bytes + looked.missing_bytes, place.entry):  # the image, and what is fetched
+                spec = _register(source, place.fetch(), dtype, form, cache_dir, check, report, weigh, renew)
+            disk.trim([Path(spec.directory)])
+            return spec
+        return _register(source, looked, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
 
 
-def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
+def _refuse_too_large(stored: int, limit_bytes: int | None) -> None:
     """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still
     fit."""
-    stored = _stored_bytes(checkpoint)
     if limit_bytes is not None and stored > 2 * limit_bytes:
         raise ModelRefused(
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
@@ -128,10 +137,6 @@ def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
     """Whether anything of it could be packed; else its image is the same for all processors."""
     own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
     return (own if dtype == "auto" else dtype) not in ("float32", "float16")
-
-
-def _stored_bytes(checkpoint: Checkpoint) -> int:
-    return sum(file.stat().st_size for file in checkpoint.weights)
 
 
 def _engine_that_pools(ranks: int) -> EngineName:
@@ -151,9 +156,20 @@ def _refuse_without(engine: EngineName, ranks: int) -> None:
         raise ModelRefused(reason)
 
 
+def _has_image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> bool:
+    if looked.fetched and not looked.digests:
+        return False  # nobody knows yet what its weights are
+    name = _image_name(looked, dtype, form)
+    return read_manifest(cache_dir / "images" / name, name) is not None
+
+
+def _image_name(looked: Looked, dtype: str, form: _Form) -> str:
+    return fingerprint(looked.checkpoint, dtype, form.engine, form.ranks, packs=form.packs, digests=looked.digests)
+
+
 def _register(
     source: Source,
-    checkpoint: Checkpoint,
+    looked: Looked,
     dtype: str,
     form: _Form,
     cache_dir: Path,
@@ -162,16 +178,17 @@ def _register(
     weigh: Callable[[int], None],
     renew: bool,
 ) -> ModelSpec:
-    name = fingerprint(checkpoint, dtype, form.engine, form.ranks, packs=form.packs)
+    name = _image_name(looked, dtype, form)
     directory = cache_dir / "images" / name
     report("finding the image", LOCK_S)  # another process may be making it
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, checkpoint, dtype, form, directory, check, report, weigh)
+            manifest = _convert(source, looked.checkpoint, dtype, form, directory, check, report, weigh)
         elif (directory / TOKENIZER).is_file() and read_detokenizer(directory) is None:
             report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
             write_detokenizer(directory)
+        use(directory)
     return _spec(source, manifest, directory)
 
 
@@ -192,9 +209,9 @@ def _convert(
     if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
-    stored_bytes = _stored_bytes(checkpoint)
-    within_s = STAGE_S + stored_bytes / BYTES_PER_S
-    weigh(stored_bytes)
+    nbytes = stored_bytes(checkpoint)
+    within_s = STAGE_S + nbytes / BYTES_PER_S
+    weigh(nbytes)
     report("reading the configuration", STAGE_S)
     pooling = refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:

@@ -1,12 +1,13 @@
-"""The sources that a user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, or a
-hub id.
+"""The sources that a user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, a hub
+id, or an address elsewhere.
 
     models:
       my-llama:
-        path: checkpoints/llama        # or  hub: org/name
+        path: checkpoints/llama        # or  hub: org/name, or  url: hf://org/name@revision
         slo: {ttft_ms: 5000, tbt_ms: 50}
         dtype: bfloat16
         engine: vllm
+        lazy: true
 
 A relative `path` is relative to the YAML file that names it.
 """
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aegis.config.yaml_file import read_mapping
 from aegis.core.clock import NS_PER_MS
@@ -28,6 +30,8 @@ from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models.failures import one_line
+from aegis.models.remote.address import is_remote, name_of
+from aegis.models.remote.address import parse as address_of
 
 _MIB = 1 << 20
 
@@ -58,7 +62,8 @@ _HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!DP]*/*"]  # but 1_Pool
 
 
 class Source(Struct, frozen=True):
-    """One model as the user named it, not looked into yet: `path` is absolute, or `hub` is a hub id."""
+    """One model as the user named it, not looked into yet: `path` is absolute, or `hub` is a hub id, or `url` an
+    address elsewhere. Of a `lazy` one the weights are read when a request wants them first."""
 
     model: ModelId
     path: str | None = None
@@ -69,10 +74,12 @@ class Source(Struct, frozen=True):
     engine: EngineName | None = None  # likewise
     priority: int = 0
     limits: Limits = UNLIMITED
+    url: str | None = None
+    lazy: bool = False
 
     @property
     def root(self) -> str:
-        root = self.path or self.hub
+        root = self.path or self.hub or self.url
         assert root is not None
         return root
 
@@ -86,10 +93,12 @@ class _SloEntry(Struct, frozen=True, forbid_unknown_fields=True):
 class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     path: str | None = None
     hub: str | None = None
+    url: str | None = None
     slo: _SloEntry = _SloEntry()
     dtype: Dtype | None = None
     pin: bool = False
     engine: EngineName | None = None
+    lazy: bool = False
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -145,10 +154,12 @@ def _read(name: str, default_slo: Slo) -> list[Source]:
 
 
 def _read_one(name: str, default_slo: Slo) -> list[Source]:
+    if is_remote(name):
+        return [Source(_name(name_of(address_of(name)), name), url=name, slo=default_slo)]
     path = Path(name).expanduser()
     if path.is_file():
         if path.suffix not in (".yaml", ".yml"):
-            raise UserError(f"{name}: expected a .yaml file, a directory or a hub id", param="models")
+            raise UserError(f"{name}: expected a .yaml file, a directory, a hub id or an address", param="models")
         return _read_yaml(path, default_slo)
     if path.is_dir():
         return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
@@ -183,15 +194,18 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         read = msgspec.convert(entry, _ModelEntry)
     except msgspec.ValidationError as error:
         raise UserError(f"{where}: {_flat(error)}", param="models") from error
-    if (read.path is None) == (read.hub is None):
-        raise UserError(f"{where}: give either 'path' or 'hub'", param="models")
+    if sum(place is not None for place in (read.path, read.hub, read.url)) != 1:
+        raise UserError(f"{where}: give one of 'path', 'hub' and 'url'", param="models")
     slo = _slo(where, read.slo, default_slo)
-    if read.hub is not None:
-        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
+    source = Source(model, None, read.hub, slo, read.dtype, read.pin, read.engine, url=read.url, lazy=read.lazy)
+    if read.url is not None:
+        address_of(read.url)
+    if read.path is None:
+        return source
     directory = (path.parent / Path(read.path or "").expanduser()).resolve()
     if not directory.is_dir():
         raise UserError(f"{where}: no such directory: {directory}", param="models")
-    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
+    return replace(source, path=str(directory))
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,21 +17,23 @@ from typing import Protocol, cast
 
 from msgspec.structs import replace
 
-from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.estimators import Hardware, Latency
+from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
+from aegis.models.disk_cache import Hold, use
+from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
+from aegis.node.model_fit import misfit, too_short_gap
 from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
 from aegis.node.sizing import slab_shortage
 from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
-from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.transport.node_messages import Registering
 from memory.budget import Budget
 from memory.image_cache import State
@@ -45,15 +46,14 @@ REGISTRATIONS_AT_ONCE = 2
 COMING_MAX = 64
 """So many models are being registered, or wait for it, when no other may be added."""
 
-_MIB = 1 << 20
+_USE_NS = 1_000_000_000
+"""So often the cache on disk is told that a model is used."""
+
 _POLL_S = 0.02
 _RENEWALS_MAX = 10
 """An image that is damaged more often is not trusted any more."""
 
 _HARDWARE = Hardware()
-_GAP_STEPS = 3
-"""A stream's own step, and a piece of a prompt beside it, which takes at least two (docs/pieces.md)."""
-
 _PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
 
 
@@ -76,6 +76,8 @@ class CatalogueModel:
     renewing: bool = False
     damage: str = ""
     renewals: int = 0
+    hold: Hold | None = None  # of its image on disk
+    used_ns: int = 0  # as the cache on disk was told
     away: bool = False  # its requests wait for the image to be made again
 
     @property
@@ -144,6 +146,7 @@ class Catalogue:
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
         self._coming: dict[ModelId, RegisteringModel] = {}
+        self._lazy = LazyModels()
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
         self._turns = RegistrationTurns(REGISTRATIONS_AT_ONCE)
         self._admitting = asyncio.Lock()
@@ -154,8 +157,12 @@ class Catalogue:
         return cast(Mapping[str, CatalogueModel], self._models)
 
     def coming(self) -> Mapping[str, RegisteringModel]:
-        """The models that are being registered, with their progress."""
-        return cast(Mapping[str, RegisteringModel], self._coming)
+        """The models that are being registered, with their progress, and those that wait for a request."""
+        return cast(Mapping[str, RegisteringModel], self._lazy.cards(self._coming))
+
+    def has(self, model: ModelId) -> bool:
+        """Served, or to be served when a request wants it."""
+        return model in self._models or model in self._lazy
 
     def specs(self) -> list[ModelSpec]:
         """The models that an instance is told of when it comes up."""
@@ -194,7 +201,7 @@ class Catalogue:
 
     # --- what users ask -----------------------------------------------------------------------------------------------
 
-    async def add(self, source: str, name: str | None) -> CatalogueModel:
+    async def add(self, source: str, name: str | None, *, lazy: bool = False) -> CatalogueModel | Waiting:
         """One model, under another name if given. Raises UserError."""
         try:
             sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
@@ -203,10 +210,10 @@ class Catalogue:
         if len(sources) != 1:
             raise UserError(f"{source} holds {len(sources)} models; add them one at a time", param="source")
         model = check_name(name) if name is not None else sources[0].model
-        if model in self._models:
+        if self.has(model):
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
-        own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
+        own = replace(found, model=model, pin=False, lazy=lazy or found.lazy)
         if model in self._coming:
             raise UserError(f"'{model}' is being registered already", status=409, param="name")
         if len(self._coming) >= COMING_MAX:
@@ -225,8 +232,10 @@ class Catalogue:
             self._forget(model)
         elif unwanted:
             unwanted.add(model)
-        else:
+        elif model not in self._lazy:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
+        if self._lazy.remove(model):
+            self._notify_coming()
         while unwanted and self._unwanted.get(model) is unwanted:
             await asyncio.sleep(_POLL_S)
 
@@ -244,13 +253,17 @@ class Catalogue:
             self._images.unload(model.spec.model)
         return model
 
+    def revise(self, source: Source) -> bool:
+        """Whether it waits for a request; it will be registered on these terms."""
+        return self._lazy.revise(source)
+
     async def change(self, name: str, change: ModelChange) -> CatalogueModel:
         """Raises UserError, with nothing changed."""
         model = self._models.get(ModelId(name))
         if model is None:
             raise UserError(f"there is no model named '{name}'", status=404, param="model")
         is_new = change.gap_ns not in (None, model.spec.slo.gap_ns, self._default_slo.gap_ns)
-        if is_new and (refusal := _too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
+        if is_new and (refusal := too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
             raise UserError(refusal, param="slo")
         if change.pinned is not None:
             await self._pin(model.spec.model, change.pinned)
@@ -266,10 +279,21 @@ class Catalogue:
         self._wire.notify_proxies(SloSet(model.spec.model, slo))  # and with it what else is new of the model
         return model
 
+    def want(self, model: ModelId) -> None:
+        """A request for a model that was to wait for one has come."""
+        if source := self._lazy.bring(model):
+            watched(self._bring(source))
+
+    async def _bring(self, source: Source) -> None:
+        async for _, outcome in self.register([source], wanted=True):
+            if isinstance(outcome, ModelRefused):
+                log(_logger, logging.WARNING, "model not fetched", {"model": source.model, "reason": outcome.message})
+
     async def register(
-        self, sources: Sequence[Source], report: Report = lambda _model, _text: None
-    ) -> AsyncIterator[tuple[Source, CatalogueModel | ModelRefused]]:
-        """Registers and binds; yields what became of each. Requests to other models go on meanwhile."""
+        self, sources: Sequence[Source], report: Report = lambda _model, _text: None, *, wanted: bool = False
+    ) -> AsyncIterator[tuple[Source, CatalogueModel | Waiting | ModelRefused]]:
+        """Registers and binds; yields what became of each. Requests to other models go on meanwhile. Lazy models are
+        only looked at unless they are `wanted`."""
         coming = {source.model: RegisteringModel(source.root) for source in sources if source.model not in self._coming}
         unwanted = RegistrationCancelled()
         self._unwanted |= dict.fromkeys(coming, unwanted)
@@ -283,13 +307,29 @@ class Catalogue:
 
         try:
             async with self._turns.turn([source.model for source in sources], unwanted):
-                async for source, spec in self._register(sources, report_progress, unwanted):
-                    outcome = spec if isinstance(spec, ModelRefused) else await self._admit(source, spec, unwanted)
+                async for source, spec in self._register(sources, report_progress, unwanted, wanted=wanted):
+                    outcome = await self._became(source, spec, unwanted)
                     if coming.pop(source.model, None):
                         self._come({}, removed=[source.model])
                     yield source, outcome
         finally:
             self._come({}, removed=coming)
+
+    async def _became(
+        self, source: Source, found: ModelSpec | ModelRefused | None, unwanted: RegistrationCancelled
+    ) -> CatalogueModel | Waiting | ModelRefused:
+        """None was found: it waits."""
+        if found is None:
+            if source.model in unwanted:
+                return was_unloaded(source.model)
+            self._lazy.add(source)
+            return Waiting(source.model, source.root)
+        outcome = found if isinstance(found, ModelRefused) else await self._admit(source, found, unwanted)
+        if isinstance(outcome, ModelRefused):
+            self._lazy.refused(source.model, outcome.message)
+        else:
+            self._lazy.remove(source.model)
+        return outcome
 
     # --- images -------------------------------------------------------------------------------------------------------
 
@@ -302,16 +342,29 @@ class Catalogue:
         if wanted and not found.away:
             found.away = True
             self._wire.notify_proxies(ModelAway(model))
-        if not found.renewing:
+        if not found.renewing and found.source.lazy and not Path(found.spec.image_path).exists():
+            log(_logger, logging.INFO, "model that has left the disk is fetched again", {"model": model})
+            found.damage, found.detail = "it has left the disk", "it has left the disk; it is fetched again"
+            self._make_again(found)
+        elif not found.renewing:
             found.renewals += 1
             if found.renewals > _RENEWALS_MAX:
                 self.failed(model, f"{reason} again and again; see to the disk, remove the model and add it again")
                 return
             log(_logger, logging.WARNING, "weight image is made again", {"model": model, "reason": reason})
             found.damage, found.detail = reason, f"{reason}; it is being made again"
-            found.renewing, self._damaged[model] = True, found
-            if self._renewer is None:
-                self._renewer = watched(self._renew())
+            self._make_again(found)
+
+    def _used_on_disk(self, model: CatalogueModel, now_ns: int) -> None:
+        """What is held needs no telling."""
+        if model.hold is None and now_ns - model.used_ns > _USE_NS:
+            model.used_ns = now_ns
+            use(Path(model.spec.directory))
+
+    def _make_again(self, model: CatalogueModel) -> None:
+        model.renewing, self._damaged[model.spec.model] = True, model
+        if self._renewer is None:
+            self._renewer = watched(self._renew())
 
     def uncached(self, model: ModelId) -> None:
         """No instance loads the image of a removed model from the model cache any more."""
@@ -323,6 +376,7 @@ class Catalogue:
         if model in self._models:
             self._unloading.wanted(model)
             self._images.use(model, now_ns)
+            self._used_on_disk(self._models[model], now_ns)
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -367,7 +421,8 @@ class Catalogue:
         unwanted: RegistrationCancelled | None = None,
         *,
         renew: bool = False,
-    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+        wanted: bool = True,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
         limit_bytes = self.budget.pages * self.budget.page_bytes
         return self._registering(
             sources,
@@ -379,6 +434,7 @@ class Catalogue:
             report=report,
             unwanted=unwanted,
             renew=renew,
+            wanted=wanted,
         )
 
     def _come(self, changed: Mapping[ModelId, RegisteringModel], *, removed: Collection[ModelId] = ()) -> None:
@@ -388,10 +444,13 @@ class Catalogue:
         if changed or removed:
             kept = {model: coming for model, coming in self._coming.items() if model not in removed}
             self._coming = kept | dict(changed)
-            self._wire.notify_proxies(self._registering_event())
+            self._notify_coming()
+
+    def _notify_coming(self) -> None:
+        self._wire.notify_proxies(self._registering_event())
 
     def _registering_event(self) -> Registering:
-        return Registering({str(model): coming for model, coming in self._coming.items()})
+        return Registering({**self.coming()})
 
     async def _pin(self, model: ModelId, pinned: bool) -> None:
         while pinned and self._images.evicting(model):
@@ -410,10 +469,16 @@ class Catalogue:
         """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
         while self._damaged:
             models, self._damaged = list(self._damaged.values()), {}
-            outcomes = self._register([model.source for model in models], lambda _model, _text: None, renew=True)
+            outcomes = self._register([model.source for model in models], self._report_renewal, renew=True)
             async for source, outcome in outcomes:
+                assert outcome is not None, "all were wanted"
                 await self._renewed(next(model for model in models if model.source is source), outcome)
         self._renewer = None
+
+    def _report_renewal(self, model: ModelId, text: str) -> None:
+        found = self._models.get(model)
+        if found and found.renewing:
+            found.detail = f"{found.damage}; it is being made again: {text}"
 
     async def _renewed(self, model: CatalogueModel, outcome: ModelSpec | ModelRefused) -> None:
         if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:
@@ -424,7 +489,11 @@ class Catalogue:
         model.renewing = False
         if self._models.get(model.spec.model) is not model:
             return
-        if isinstance(outcome, ModelRefused):
+        if isinstance(outcome, ModelRefused) and model.source.lazy:
+            self._forget(model.spec.model, f"cannot be served now: {outcome.message}")
+            self._lazy.add(model.source, outcome.message)
+            self._notify_coming()
+        elif isinstance(outcome, ModelRefused):
             self.failed(model.spec.model, f"{model.damage} and cannot be made again: {outcome.message}")
         elif outcome.manifest != model.spec.manifest:
             why = "its checkpoint has changed meanwhile; remove the model and add it again"
@@ -441,9 +510,9 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
-            refusal = _misfit(spec, self.budget)
+            refusal = misfit(spec, self.budget)
             if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
-                refusal = _too_short_gap(spec, spec.slo.gap_ns, self._hardware)
+                refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
@@ -455,6 +524,7 @@ class Catalogue:
                 return was_unloaded(spec.model)
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
+            hold = None if source.lazy else Hold(Path(spec.directory))
             limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
             model = self._models[spec.model] = CatalogueModel(
                 spec,
@@ -465,6 +535,7 @@ class Catalogue:
                 int(time.time()),
                 priority=source.priority,
                 limits=source.limits,
+                hold=hold,
             )
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:
@@ -492,10 +563,12 @@ class Catalogue:
         model.state, model.detail = "failed", reason
         model.settled.set()
 
-    def _forget(self, model: ModelId) -> None:
+    def _forget(self, model: ModelId, why: str = "was removed") -> None:
         left = self._models.pop(model)
         self._unloading.wanted(model)
-        self._wire.notify_proxies(ModelRemoved(model, "was removed"))
+        self._wire.notify_proxies(ModelRemoved(model, why))
+        if left.hold:
+            left.hold.release()
         if left.state == "loading":
             self._fail(left, "it was removed")
         self._leaving[model] = _Leaving(set(self._wire.up))
@@ -507,36 +580,3 @@ class Catalogue:
         leaving = self._leaving[model]
         if not leaving.instances and not leaving.cached:
             self._leaving.pop(model).dropped.set()
-
-
-def _misfit(spec: ModelSpec, budget: Budget) -> str:
-    """The reason why the model can never be served with these memories; empty if it can."""
-    manifest, total = spec.manifest, budget.pages * budget.page_bytes
-    if manifest.image_bytes > total:
-        return (
-            f"{spec.root}: its weights are {manifest.image_bytes / _MIB:.0f} MiB, a device holds "
-            f"{total / _MIB:.0f} MiB; raise --device-memory"
-        )
-    if manifest.kv.block_bytes > budget.slab_bytes:
-        return (
-            f"{spec.root}: a KV block of it is {manifest.kv.block_bytes / _MIB:.1f} MiB, a slab "
-            f"{budget.slab_bytes / _MIB:.1f} MiB; raise --slab"
-        )
-    if budget.sequence_tokens(manifest.image_bytes, manifest.kv) <= 0:
-        return (
-            f"{spec.root}: beside its weights of {manifest.image_bytes / _MIB:.0f} MiB a device of "
-            f"{total / _MIB:.0f} MiB has no room for a slab of KV; raise --device-memory or --host-memory"
-        )
-    return ""
-
-
-def _too_short_gap(spec: ModelSpec, gap_ns: int, hardware: Hardware) -> str:
-    """The reason why no stream of the model could keep such a gap target; empty if one could. By the bound of the
-    device, since nothing may have been measured yet."""
-    least_ns = _GAP_STEPS * Latency(spec.manifest, hardware).decode_ns(0)
-    if gap_ns >= least_ns:
-        return ""
-    return (
-        f"a gap target of {gap_ns / NS_PER_MS:g} ms is too short for '{spec.model}', of which a step takes about "
-        f"{least_ns / _GAP_STEPS / NS_PER_MS:.3g} ms here; it can be {math.ceil(least_ns / NS_PER_MS)} ms or more"
-    )

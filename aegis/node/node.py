@@ -65,6 +65,7 @@ from aegis.transport.node_messages import (
     InstanceLost,
     KeysSet,
     ModelUsed,
+    ModelWanted,
     Noted,
     PermitAnswer,
     PermitOver,
@@ -232,6 +233,8 @@ class Node:
             case ModelUsed(model):
                 self.catalogue.used(model, self.clock.now_ns())
                 self._outbox.flush()
+            case ModelWanted(model):
+                self.catalogue.want(model)
             case PermitWanted(number, scopes):
                 refusal = self._permits.ask(proxy, number, scopes, self.clock.now_ns())
                 refused = (refusal.what, refusal.wait_ns, refusal.kind) if refusal else ()

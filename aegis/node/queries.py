@@ -16,6 +16,7 @@ from aegis.telemetry.memory_report import MemoryReport, report_device, report_ho
 from aegis.telemetry.metrics.scrape import exposition, in_slices, scrape, total
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Waiting
 from aegis.telemetry.spans import Span
 
 
@@ -46,8 +47,8 @@ class NodeQueries:
     async def ready(self) -> tuple[bool, str]:
         return self.is_ready()
 
-    async def add_model(self, source: str, name: str | None) -> CatalogueModel:
-        return await self._node.catalogue.add(source, name)
+    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> CatalogueModel | Waiting:
+        return await self._node.catalogue.add(source, name, lazy=lazy)
 
     async def remove_model(self, name: str) -> None:
         await self._node.catalogue.remove(name)

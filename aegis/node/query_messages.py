@@ -14,6 +14,7 @@ from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
+from aegis.telemetry.registration import Waiting
 from aegis.telemetry.spans import Span
 
 
@@ -26,8 +27,9 @@ class QueryKind:
     answer: Callable[..., Awaitable[object]]
 
 
-async def _add_model(queries: NodeQueries, source: str, name: str | None) -> ModelId:
-    return (await queries.add_model(source, name)).spec.model
+async def _add_model(queries: NodeQueries, source: str, name: str | None, lazy: bool) -> ModelId | Waiting:
+    added = await queries.add_model(source, name, lazy=lazy)
+    return added if isinstance(added, Waiting) else added.spec.model
 
 
 async def _unload_model(queries: NodeQueries, name: str) -> None:
@@ -49,7 +51,7 @@ async def _trim_memory(queries: NodeQueries, instance: str, timeout_s: float) ->
 QUERIES = {
     "healthy": QueryKind(tuple[()], tuple[bool, str], NodeQueries.healthy),
     "ready": QueryKind(tuple[()], tuple[bool, str], NodeQueries.ready),
-    "add_model": QueryKind(tuple[str, str | None], ModelId, _add_model),
+    "add_model": QueryKind(tuple[str, str | None, bool], ModelId | Waiting, _add_model),
     "remove_model": QueryKind(tuple[str], None, NodeQueries.remove_model),
     "unload_model": QueryKind(tuple[str], None, _unload_model),
     "change_model": QueryKind(tuple[str, ModelChange], None, _change_model),

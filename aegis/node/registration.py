@@ -17,7 +17,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec
 from aegis.models.failures import refused
-from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
+from aegis.models.registrar import Answer, Job, Progress, Refused, Registered, Waits
 from aegis.models.sources import Source
 from aegis.process.forked_processes import ForkedProcess, ForkServer
 
@@ -113,7 +113,8 @@ class Register(Protocol):
         renew: bool = False,
         engine: EngineName = ...,
         ranks: int = ...,
-    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
+        wanted: bool = ...,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]: ...
 
 
 async def register(
@@ -128,20 +129,25 @@ async def register(
     engine: EngineName = "transformers",
     ranks: int = 1,
     packs: bool = False,
+    disk_bytes: int | None = None,
+    wanted: bool = True,
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
-) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again. If it `packs`, images are for this machine's processor. Registrars are forked by `fork_server`."""
+    made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None becomes of a lazy
+    source that has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by
+    `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
         for source in [source for source in waiting if source.model in unwanted]:
             waiting.remove(source)
             yield source, was_unloaded(source.model)
-        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs) for s in waiting]
+        shared = (dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes)
+        jobs = [Job(source, *shared, looks=source.lazy and not wanted) for source in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):
@@ -152,6 +158,9 @@ async def register(
                     case Registered(spec):
                         doing = "starting"
                         yield waiting.pop(0), spec
+                    case Waits():
+                        doing = "starting"
+                        yield waiting.pop(0), None
                     case Refused(_, reason):
                         doing = "starting"
                         yield waiting.pop(0), ModelRefused(reason)

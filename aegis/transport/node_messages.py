@@ -60,7 +60,7 @@ class Card(Struct, frozen=True, tag=True):
 
 
 class Registering(Struct, frozen=True, tag=True):
-    """All models that are being registered, by name."""
+    """All models that are being registered, or will be when they are wanted, by name."""
 
     models: dict[str, RegisteringModel]
 
@@ -181,6 +181,12 @@ class ModelUsed(Struct, frozen=True, tag=True):
     model: ModelId
 
 
+class ModelWanted(Struct, frozen=True, tag=True):
+    """A request came for a model that is registered when one does."""
+
+    model: ModelId
+
+
 class ProxyReport(Struct, frozen=True, tag=True):
     """A few times a second: what the proxy's requests are to the others, and what is to be remembered of them."""
 
@@ -250,6 +256,7 @@ FromProxy = (
     | Noted
     | ModelMoved
     | ModelUsed
+    | ModelWanted
     | ProxyReport
     | Alive
     | Scraped

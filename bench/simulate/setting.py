@@ -122,7 +122,7 @@ class Setting:
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
-        written = msgspec.to_builtins(self)
+        written = msgspec.json.decode(msgspec.json.encode(self))  # tuples as the lists that a file has
         del written["policy"]
         for name in _SELDOM:
             if not written[name]:

@@ -12,16 +12,30 @@ import aegis
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http import dashboard, direct_routes, errors, openapi
 from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.anthropic import messages
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
 from proxy.http.openai import chat, completions, embeddings, models, rerank, tokenize, unsupported
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
+from proxy.http.responses import responses
+from proxy.http.responses.running_responses import RunningResponses
+from proxy.http.responses.stored_responses import ResponseMemory, ResponseStore
 from proxy.http.scrapes import Scrapes
 from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
 from proxy.http.streaming.keep_alive import KeepAlive
+
+_SENT_HEADERS = (
+    "anthropic-beta",
+    "anthropic-dangerous-direct-browser-access",
+    "anthropic-version",
+    "authorization",
+    "content-type",
+    "x-api-key",
+    "x-request-id",
+)
 
 
 def create_app(
@@ -30,9 +44,10 @@ def create_app(
     records: Records | None = None,
     trials: GrammarTrials | None = None,
     texts: TextWorkers | None = None,
+    kept: ResponseStore | None = None,
 ) -> ASGIApp:
-    """The ASGI application that serves `market`. Without `records` a retry is a new request; `trials` and `texts` are
-    shared with others where they are given."""
+    """The ASGI application that serves `market`. Without `records` a retry is a new request; without `kept` it keeps
+    responses in its own memory. `trials` and `texts` are shared with others where they are given."""
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
@@ -41,9 +56,12 @@ def create_app(
     app.state.answer_turns = Lock()
     app.state.scrapes = Scrapes()
     app.state.records = records or NoRecords()
+    app.state.responses = kept or ResponseMemory(app.state.settings.responses_ttl_s)
+    app.state.background = set()
+    app.state.running_responses = RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
-    busy = (chat.router, completions.router, embeddings.router, rerank.router)
+    busy = (chat.router, completions.router, embeddings.router, rerank.router, messages.router, responses.router)
     others = tuple(
         part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
     )
@@ -62,8 +80,8 @@ def _guarded(app: ASGIApp, market: Market, settings: Settings) -> ASGIApp:
         guarded = CORSMiddleware(
             guarded,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["retry-after", "x-request-id"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=_SENT_HEADERS,
+            expose_headers=["request-id", "retry-after", "x-aegis-ignored", "x-request-id"],
         )
     return guarded

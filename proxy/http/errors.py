@@ -8,10 +8,13 @@ from difflib import get_close_matches
 from fastapi import FastAPI, Request, Response
 from msgspec import Struct
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from aegis.core.errors import UserError
+from proxy.http.anthropic_errors import anthropic_error, is_anthropic
 from proxy.http.client_disconnect import ClientGone
 from proxy.http.replies import json_reply
+from proxy.http.request_ids import id_of
 from proxy.http.request_notes import note_refusal
 
 _SHOWN_CHARACTERS = 60
@@ -67,13 +70,17 @@ def error_body(error: UserError) -> ErrorBody:
     return ErrorBody(ErrorDetail(error.message, error.kind, error.param, error.code))
 
 
-def error_reply(error: UserError) -> Response:
+def error_reply(error: UserError, scope: Scope | None = None) -> Response:
+    """In the form of the API whose path the request has."""
     headers = {}
     if retry_s := error.retry_after_s or _RETRY_AFTER_S.get(error.status):
         headers["retry-after"] = str(retry_s)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return json_reply(error_body(error), error.status, headers)
+    body: Struct = error_body(error)
+    if scope and is_anthropic(scope["path"]):
+        body = anthropic_error(error, id_of(scope))
+    return json_reply(body, error.status, headers)
 
 
 def unexpected() -> UserError:
@@ -87,12 +94,12 @@ def install(app: FastAPI) -> None:
     async def user_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, UserError)
         note_refusal(request.scope, error)
-        return error_reply(error)
+        return error_reply(error, request.scope)
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        reply = error_reply(UserError(message, status=error.status_code, code="no_such_route"))
+        reply = error_reply(UserError(message, status=error.status_code, code="no_such_route"), request.scope)
         reply.headers.update(error.headers or {})
         return reply
 
@@ -101,10 +108,10 @@ def install(app: FastAPI) -> None:
 
     async def too_deep(request: Request, error: Exception) -> Response:
         """Nothing here recurses but over what a client sent."""
-        return error_reply(UserError("the body is nested too deeply", code="invalid_json"))
+        return error_reply(UserError("the body is nested too deeply", code="invalid_json"), request.scope)
 
     async def bug(request: Request, error: Exception) -> Response:
-        return error_reply(unexpected())
+        return error_reply(unexpected(), request.scope)
 
     app.add_exception_handler(UserError, user_error)
     app.add_exception_handler(HTTPException, routing_error)

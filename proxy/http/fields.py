@@ -88,6 +88,10 @@ class Fields:
         """Whether no name is unknown or unsupported."""
         return self._values.keys() <= self._supported
 
+    def unknown(self) -> list[str]:
+        """The names that the class does not declare."""
+        return [name for name in self._values if name not in self._names]
+
     def end(self, kind: type[Fields] | None = None) -> None:
         """Raises UserError if the object has a name that its class, or `kind`, does not declare. Call it after all
         parameters were read, so that a wrong value of a known one is reported first."""

@@ -20,7 +20,7 @@ from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
-from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.telemetry.spans import Span
 
 
@@ -137,9 +137,9 @@ class ServerQueries(Protocol):
         """Whether every launched instance and proxy serves, and if not, which does not."""
         ...
 
-    async def add_model(self, source: str, name: str | None) -> Served:
-        """Registers a checkpoint directory or hub id; returns when it is served. Cancelled, it is not registered.
-        Raises UserError: 409 where it was unloaded meanwhile."""
+    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> Served | Waiting:
+        """Registers a checkpoint; returns when it is served, or, if it is `lazy`, was looked at. Cancelled, it is not
+        registered. Raises UserError: 409 where it was unloaded meanwhile."""
         ...
 
     async def remove_model(self, name: str) -> None:
@@ -225,7 +225,11 @@ class Market(Protocol):
         ...
 
     def coming(self) -> Mapping[str, RegisteringModel]:
-        """Models that are being registered, by the names clients will use."""
+        """Models that are being registered, or will be at their first request, by the names clients will use."""
+        ...
+
+    def want(self, model: ModelId) -> None:
+        """There is a request for a model that waits for one."""
         ...
 
     async def permit(self, caller: Caller | None, model: ModelId | None) -> Permit:

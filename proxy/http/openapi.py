@@ -36,6 +36,10 @@ _PROBLEMS = {
     429: "A limit is reached; `Retry-After` says when to come again",
     503: "Not at present: the server ends, or the model failed",
 }
+_KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 ASKING = (400, 401, 404, 409, 413, 422, 429, 503)
 COMMANDING = (400, 401, 403, 404, 409, 413)
 LOOKING = (400, 401, 403)
@@ -65,24 +69,25 @@ def operation(
     kinds: tuple[str, ...] = (),
     problems: Iterable[int] | Mapping[int, str] = (401,),
     parameters: tuple[dict[str, Any], ...] = (),
+    error: type[Struct] = ErrorBody,
 ) -> Operation:
     """For `@router.get(path, **operation(...))`.
 
     `replies` are what a JSON reply may be, `kinds` the media types of other replies. `problems` are the statuses of
     errors, with their meanings where these differ from what they mean elsewhere. `parameters` are those of the path and
-    the query, as OpenAPI has them.
+    the query, as OpenAPI has them; `error` is the form of errors.
     """
     content: dict[str, Any] = {kind: {} for kind in kinds}
     if replies:
         each = [Reference(reply) for reply in replies]
         content[_JSON] = {"schema": each[0] if len(each) == 1 else {"anyOf": each}}
-    error = {_JSON: {"schema": Reference(ErrorBody)}}
+    refusal = {_JSON: {"schema": Reference(error)}}
     meanings = problems if isinstance(problems, Mapping) else {status: _PROBLEMS[status] for status in problems}
     extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
     if takes is not None:
         extra["requestBody"] = {"required": True, "content": {_JSON: {"schema": Reference(takes)}}}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "Done", "content": content}}
-    responses |= {status: {"description": meaning, "content": error} for status, meaning in meanings.items()}
+    responses |= {status: {"description": meaning, "content": refusal} for status, meaning in meanings.items()}
     return Operation(summary=summary, response_class=Response, responses=responses, openapi_extra=extra)
 
 
@@ -113,8 +118,8 @@ def _document(title: str, version: str, routes: list[APIRoute]) -> dict[str, Any
     _, schemas = schema_components(structs, ref_template=_REFERENCE)
     schemas |= {each.__name__: schema_of(each) for each in referred if issubclass(each, Fields)}
     return document | {
-        "security": [{}, {"key": []}],
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}, {"x-api-key": []}],
+        "components": {"schemas": schemas, "securitySchemes": _KEYS},
     }
 
 

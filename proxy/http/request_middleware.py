@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.telemetry.logs import Value, log
+from proxy.http.anthropic_errors import is_anthropic
 from proxy.http.errors import error_reply
 from proxy.http.request_ids import HEADER, assign, id_of
 from proxy.http.request_notes import notes_of, refusal_of
@@ -50,13 +51,15 @@ class RequestMiddleware:
                     (HEADER, id_of(scope).encode()),
                     (_PROXY, self._proxy),
                 ]
+                if is_anthropic(scope["path"]):
+                    message["headers"].append((b"request-id", id_of(scope).encode()))
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the server ends, and has waited for the request as long as it may
             if not status:
-                await error_reply(_ENDING)(scope, receive, send_with_id)
+                await error_reply(_ENDING, scope)(scope, receive, send_with_id)
         except Exception:  # noqa: BLE001 - the client was answered; the server goes on
             log(_logger, logging.ERROR, "request broke", {"request_id": id_of(scope)}, exc_info=True)
         release(scope)

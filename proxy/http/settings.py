@@ -8,6 +8,7 @@ from typing import cast
 from fastapi import Request
 from msgspec import Struct
 
+from aegis.core.request import Pace
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.call_records import Records
 from proxy.http.market import Market, ServerQueries
@@ -15,6 +16,13 @@ from proxy.http.request.text_workers import TextWorkers
 from proxy.http.scrapes import Scrapes
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.streaming.keep_alive import KeepAlive
+
+
+class TlsFiles(Struct, frozen=True):
+    """Both PEM."""
+
+    certificate: str  # with those that vouch for it behind it
+    key: str = ""  # in the same file if not given
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -28,6 +36,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     keep_alive_s: float = 5.0  # the longest silence of an event stream
     reader_timeout_s: float = 60.0  # for which a client may take nothing of one
     logs_prompts: bool = False
+    responses_ttl_s: float = 3600.0  # for which they are kept; 0: not at all
+    pace: Pace = "made"  # of streams that do not say
+    tls: TlsFiles | None = None
 
 
 def market_of(request: Request) -> Market:

@@ -39,6 +39,7 @@ from aegis.transport.node_messages import (
     InstanceLost,
     KeysSet,
     ModelUsed,
+    ModelWanted,
     Noted,
     OnPrefixFound,
     PermitAnswer,
@@ -162,6 +163,9 @@ class Proxy:
 
     def coming(self) -> Mapping[str, RegisteringModel]:
         return self._node.coming()
+
+    def want(self, model: ModelId) -> None:
+        self._node.notify(ModelWanted(model))
 
     async def permit(self, caller: Caller | None, model: ModelId | None) -> Permit:
         scopes = [Scope("key", caller.name, caller.limits)] if caller else []

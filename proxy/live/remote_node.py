@@ -24,7 +24,7 @@ from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
-from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.telemetry.spans import Span
 from aegis.transport.links import Spoke
 from aegis.transport.node_messages import (
@@ -173,10 +173,12 @@ class RemoteQueries:
     async def ready(self) -> tuple[bool, str]:
         return cast(tuple[bool, str], await self._ask("ready"))
 
-    async def add_model(self, source: str, name: str | None) -> RemoteModel:
-        model = cast(ModelId, await self._ask("add_model", source, name))
+    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> RemoteModel | Waiting:
+        model = await self._ask("add_model", source, name, lazy)
+        if isinstance(model, Waiting):
+            return model
         await self._node.opened()
-        return self._there(model)
+        return self._there(cast(ModelId, model))
 
     async def remove_model(self, name: str) -> None:
         await self._ask("remove_model", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,7 +19,8 @@ from aegis.process.tasks import cancelled, watched
 from proxy.http.app import create_app
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.security.http_protocol import Connections, Protocol
-from proxy.http.settings import Settings
+from proxy.http.settings import Settings, TlsFiles
+from proxy.live.certificate import Certificate
 from proxy.live.proxy import Proxy
 
 ACCEPTED_AT_ONCE = 16
@@ -37,19 +39,30 @@ def http_settings(config: Config) -> Settings:
         body_bytes_max=server.body_max,
         reader_timeout_s=server.reader_timeout_s,
         logs_prompts=server.log_prompts,
+        responses_ttl_s=config.redis.responses_ttl_s,
+        pace=server.pace,
+        tls=TlsFiles(server.ssl_certfile, server.ssl_keyfile or "") if server.ssl_certfile else None,
     )
 
 
 def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, settings: Settings) -> uvicorn.Server:
-    """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it."""
+    """Not running yet. Without a store a retry is a new request. Signals are left to whoever runs it.
+
+    Raises UserError for a certificate that cannot be used."""
+    certificate = Certificate(settings.tls) if settings.tls else None
     texts = TextWorkers()
     watched(texts.start())
     server = make_server(
-        create_app(proxy, settings, store.records if store else None, texts=texts),
+        create_app(
+            proxy, settings, store.records if store else None, texts=texts, kept=store.responses if store else None
+        ),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],
         shutdown_s=CLOSE_S,
+        tls=certificate.context if certificate else None,
     )
+    if certificate:
+        watched(certificate.watch())
     server.capture_signals = contextlib.nullcontext  # type: ignore[assignment, method-assign]
     return server
 
@@ -61,7 +74,13 @@ def acceptors(listener: socket.socket) -> list[socket.socket]:
 
 
 def make_server(
-    app: ASGIApp, *, host: str, port: int, shutdown_s: float = 30, together: Connections | None = None
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    shutdown_s: float = 30,
+    together: Connections | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> uvicorn.Server:
     """A server that is not running yet: `await server.serve(acceptors(listener))`; `server.should_exit = True` ends it.
 
@@ -83,6 +102,8 @@ def make_server(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=shutdown_s,  # type: ignore[arg-type]  # any number of seconds will do
     )
+    config.load()
+    config.ssl = tls
     return uvicorn.Server(config)
 
 

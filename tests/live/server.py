@@ -6,6 +6,7 @@ However a test ends, the server is ended too, and then nothing of it may be left
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,10 +103,10 @@ class Server:
     def _is_up(self) -> bool:
         assert self.process.poll() is None, f"aegis launch ended with code {self.process.returncode}:\n{self.output()}"
         if not self.url:
-            _, _, rest = self.output().partition(" models on http://")
-            if "\n" not in rest:
+            told = re.search(r" models on (https?://\S+)\n", self.output())
+            if not told:
                 return False
-            self.url = "http://" + rest.split()[0]
+            self.url = told[1]
         try:
             return self.ready()
         except httpx.TransportError:

@@ -17,6 +17,7 @@ TOLD = {
     "proxy/http/openai/chat.py": "when an answer was created, as OpenAI's API tells it",
     "proxy/http/openai/completions.py": "the same",
     "proxy/http/openai/rerank.py": "the same",
+    "proxy/http/responses/responses.py": "the same, and when it was complete",
 }
 """What is told to people as a date, and compared with nothing."""
 

@@ -15,6 +15,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.limits import Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
 from aegis.core.request import PRIORITY_MAX
+from aegis.telemetry.registration import Waiting
 from proxy.http.client_disconnect import while_connected
 from proxy.http.fields import Fields
 from proxy.http.openai.models import ComingCard, ModelCard, card_of, coming_cards, find
@@ -33,6 +34,7 @@ _LOOK_S = 0.2
 class LoadBody(Fields):
     source = Text(None, most_characters=4096, required=True)
     name = Text(None)
+    lazy = Flag(False)
 
 
 class SloFields(Fields):
@@ -70,17 +72,21 @@ router = APIRouter(dependencies=[Depends(authorise)])
 
 @router.post(
     "/models/load",
-    **operation("Serve a checkpoint directory or hub id", ModelCard, takes=LoadBody, problems=COMMANDING),
+    **operation("Serve a checkpoint directory, hub id or address", ModelCard, takes=LoadBody, problems=COMMANDING),
 )
 async def load_model(request: Request) -> Response:
-    """Body: `source`, a checkpoint directory or hub id, and `name`, what clients shall call it."""
+    """Body: `source`, a checkpoint directory, hub id or address (`hf://`, `https://`, `s3://`), `name`, what clients
+    shall call it, and `lazy`, whether its weights are read or fetched at its first request only."""
     body = await read_body(request, LoadBody, settings_of(request).body_bytes_max)
-    source, name = body.source, body.name
+    source, name, lazy = body.source, body.name, body.lazy
     body.end()
     if source is None:
         raise body.invalid("source", "is required")
-    adding = queries_of(request).add_model(source, name)  # it ends when its client has left
-    return json_reply(card_of(await while_connected(request.receive, adding)))
+    adding = queries_of(request).add_model(source, name, lazy=lazy)  # it ends when its client has left
+    added = await while_connected(request.receive, adding)
+    if isinstance(added, Waiting):
+        return json_reply(ComingCard(added.model, added.root, "its weights are fetched at its first request", "lazy"))
+    return json_reply(card_of(added))
 
 
 @router.get("/models/sse", **operation("What becomes of models, as it happens", kinds=(EVENTS,), problems=LOOKING))

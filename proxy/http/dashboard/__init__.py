@@ -43,7 +43,7 @@ class _File(Struct, frozen=True):
     tag: str
 
 
-@router.get("/")
+@router.api_route("/", methods=["GET", "HEAD"])
 async def root() -> Response:
     """Leads a browser that has no more than the server's address to the dashboard."""
     return RedirectResponse("dashboard")

@@ -97,7 +97,7 @@ export class Playground {
   requestOf(model, prompt) {
     const form = byId("ask"), chat = form.mode.value === "chat";
     const how = {
-      model, stream: true, stream_options: { include_usage: true },
+      model, stream: true, stream_options: { include_usage: true }, pace: "smooth",
       max_tokens: form.most.valueAsNumber || 128, temperature: form.temperature.valueAsNumber || 0,
     };
     const what = chat ? { messages: [{ role: "user", content: prompt }] } : { prompt };

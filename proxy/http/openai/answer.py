@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import Protocol
 
 from fastapi import Request, Response
-from msgspec import Raw, Struct, structs
+from msgspec import Raw, structs
 
 from aegis.core.errors import UserError
+from aegis.core.request import Pace
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
-from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest, Usage
+from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest
+from proxy.http.openai.reply_shape import Shape
 from proxy.http.replies import encode, json_reply
 from proxy.http.request.sampling import GenerationParameters
 from proxy.http.request.worker_thread import beside_loop
@@ -26,7 +28,7 @@ from proxy.http.security.admission import AdmittedRequest, who
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import release
 from proxy.http.settings import answer_turns_of, keep_alive_of, market_of, records_of, settings_of, trials_of
-from proxy.http.streaming.event_stream import DONE, Emit, EventStream, event
+from proxy.http.streaming.event_stream import Emit, EventStream
 from proxy.http.streaming.transcript import Piece, join
 
 WHOLE_BYTES_MAX = 12 << 20
@@ -36,26 +38,6 @@ _FEW = 256
 """Tokens that are told in a few milliseconds, with all their alternatives."""
 
 _logger = logging.getLogger(__name__)
-
-
-class Shape(Protocol):
-    """The wording of one API's replies."""
-
-    def chunk(self, index: int, piece: Piece) -> Struct | None:
-        """None if there is nothing to send yet."""
-        ...
-
-    def usage(self, usage: Usage) -> Struct:
-        """The chunk after all others, if the client asked for it."""
-        ...
-
-    def choice(self, index: int, piece: Piece) -> Struct:
-        """All of one choice in the reply that is not streamed."""
-        ...
-
-    def whole(self, choices: Sequence[Raw], usage: Usage) -> Struct:
-        """The reply that is not streamed; each `choice` as JSON."""
-        ...
 
 
 async def answer(
@@ -73,6 +55,7 @@ async def answer(
     release(request.scope)
     admitted.permit.use(sum(len(sequence.prompt) for sequence in sequences))
     with ExitStack() as undoing:
+        undoing.callback(shape.closed)
         record = await records_of(request).open(_recorded_call(request, served, sequences, parameters))
         undoing.callback(record.close)
         call = await GenerationRequest.submit(market_of(request), served, sequences, parameters, record)
@@ -84,6 +67,7 @@ async def answer(
     def close() -> None:
         call.cancel()
         record.close()
+        shape.closed()
         usage = call.usage()
         permit.close(usage.completion_tokens)
         if call.slow:
@@ -91,12 +75,28 @@ async def answer(
         note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if parameters.stream:
-        writer = _writer(call, shape, parameters.include_usage)
-        return EventStream(writer, keep_alive_of(request), close=close, status=call.status)
+        writer = _writer(call, shape, parameters.pace or settings.pace)
+        return EventStream(writer, keep_alive_of(request), close=close, status=call.status, failed=shape.failed)
     try:
         return await _whole(request, call, shape)
     finally:
         close()
+
+
+async def _until_stopped(running: Coroutine[None, None, None], stop: asyncio.Event | None) -> None:
+    """Returns when all pieces were handed on, or when the answer shall end where it is."""
+    if stop is None:
+        await running
+        return
+    run, stopped = asyncio.create_task(running), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((run, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if run.done():
+            run.result()
+    finally:
+        run.cancel()
+        stopped.cancel()
+        await asyncio.gather(run, stopped, return_exceptions=True)
 
 
 def _log_prompts(request: Request, served: Served, sequences: Sequence[SequenceRequest]) -> None:
@@ -126,7 +126,7 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
     async def collect(choice: Choice, piece: Piece) -> None:
         pieces[choice.index].append(piece)
 
-    await while_connected(request.receive, call.run(collect))
+    await while_connected(request.receive, _until_stopped(call.run(collect), shape.stop))
     size = sum(len(piece.tokens) for of_choice in pieces for piece in of_choice)
 
     def told(index: int) -> Raw:
@@ -140,19 +140,22 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
             if nbytes > WHOLE_BYTES_MAX:
                 message = f"the answer has more than {WHOLE_BYTES_MAX >> 20} MiB: send 'stream': true, or ask for less"
                 raise UserError(message, code="answer_too_large")
-        return json_reply(shape.whole(choices, call.usage()))
+        reply = shape.whole(choices, call.usage())
+    await shape.kept()
+    return json_reply(reply)
 
 
-def _writer(call: GenerationRequest, shape: Shape, include_usage: bool) -> Callable[[Emit], Awaitable[None]]:
+def _writer(call: GenerationRequest, shape: Shape, pace: Pace) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
-        async def chunk(choice: Choice, piece: Piece) -> None:
-            told = await beside_loop(lambda: shape.chunk(choice.index, piece), len(piece.tokens), few=_FEW)
-            if told is not None:
-                await emit(event(told))
+        async def tell(choice: Choice, piece: Piece) -> None:
+            if told := await beside_loop(lambda: shape.told(choice.index, piece), len(piece.tokens), few=_FEW):
+                await emit(told)
 
-        await call.run(chunk)
-        if include_usage:
-            await emit(event(shape.usage(call.usage())))
-        await emit(DONE)
+        if begun := shape.begun():
+            await emit(begun)
+        await _until_stopped(call.run(tell, pace), shape.stop)
+        ended = shape.ended(call.usage())
+        await shape.kept()
+        await emit(ended)
 
     return write

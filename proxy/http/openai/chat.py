@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import time
 from typing import Any
 
 from fastapi import Request, Response
-from msgspec import structs
+from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
@@ -22,6 +23,7 @@ from proxy.http.openai.chat_replies import ChatCompletion, ChatCompletionChunk, 
 from proxy.http.openai.choices import SequenceRequest
 from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
+from proxy.http.openai.reply_shape import Shape
 from proxy.http.openapi import ASKING, EVENTS, operation
 from proxy.http.parameters import Flag, Integer, Object, refuse_unsupported
 from proxy.http.request.body import read_body
@@ -47,7 +49,7 @@ from proxy.http.request.sampling import (
 from proxy.http.request.text_workers import characters_of
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import request_id_for
-from proxy.http.security.admission import AdmittedRequest, admitted, who
+from proxy.http.security.admission import admitted, who
 from proxy.http.security.large_bodies import SMALL_BYTES
 from proxy.http.settings import market_of, settings_of, texts_of
 from proxy.http.streaming.reasoning import marks_of
@@ -69,6 +71,21 @@ _NOT_VARIABLES = frozenset(
 )
 
 router = direct_router()
+
+
+class Conversation(Struct, frozen=True):
+    """A request as it was read, for those who word its reply."""
+
+    request_id: str
+    served: Served
+    text: TextModel
+    reading: Reading
+    parameters: GenerationParameters
+    prompt: tuple[int, ...]
+    logprobs: bool
+
+
+Wording = Callable[[Conversation], Shape]
 
 
 class ConversationBody(MessagesBody, ToolsBody):
@@ -112,10 +129,25 @@ class ChatBody(GenerationBody, ConversationBody):
 )
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatBody, settings_of(request).body_bytes_max)
-    return await held(request, body, lambda: _converse(request, body))
+    return await held(request, body, lambda: converse(request, body, _worded))
 
 
-async def _converse(request: Request, body: ChatBody) -> Response:
+def _worded(asked: Conversation) -> ChatShape:
+    return ChatShape(
+        id=f"chatcmpl-{asked.request_id}",
+        created_s=int(time()),
+        model=asked.served.spec.model,
+        text=asked.text,
+        reading=asked.reading,
+        logprobs=asked.logprobs,
+        token_ids=asked.parameters.return_token_ids,
+        include_usage=asked.parameters.include_usage,
+    )
+
+
+async def converse(request: Request, body: ChatBody, worded: Wording, *, cuts: bool = False) -> Response:
+    """Answers a conversation in the words of `worded`. `cuts`: an answer that may be longer than what the model has
+    room for ends there. Raises UserError; ClientGone if the client has left."""
     served = find_servable(market_of(request), body)
     text = needs_chat_template(served)
     body.elsewhere("prompt", "send 'messages' here, or 'prompt' to /v1/completions")
@@ -128,19 +160,28 @@ async def _converse(request: Request, body: ChatBody) -> Response:
     )
     refuse_unsupported(body, ChatBody)
     async with admitted(request, served) as admission:
-        return await _generate(request, body, served, text, parameters, admission, logprobs=logprobs is not None)
+        asked = await _read(request, body, served, text, parameters, logprobs is not None)
+        most = _most_tokens(asked, cuts=cuts)
+        return await answer(
+            request, served, [SequenceRequest(asked.prompt, most)], asked.parameters, worded(asked), admission
+        )
 
 
-async def _generate(
+def _most_tokens(asked: Conversation, *, cuts: bool) -> int:
+    """Of the answer. Raises UserError."""
+    wanted = asked.parameters.max_tokens if cuts else None
+    parameters = structs.replace(asked.parameters, max_tokens=None) if cuts else asked.parameters
+    return max_tokens_for(asked.served, len(asked.prompt), parameters, default=wanted, param="messages")
+
+
+async def _read(
     request: Request,
     body: ChatBody,
     served: Served,
     text: TextModel,
     parameters: GenerationParameters,
-    admission: AdmittedRequest,
-    *,
     logprobs: bool,
-) -> Response:
+) -> Conversation:
     tools = await beside_loop(lambda: read_tools(body, text), body.nbytes, few=SMALL_BYTES)
     rendered, tokens = await render(request, body, served, text, tools)
     body.end()
@@ -159,18 +200,8 @@ async def _generate(
     check_sequences([prompt], parameters)
     if parameters.held_to:
         await check_grammar(request, served, parameters.held_to)
-    sequence = SequenceRequest(prompt, max_tokens_for(served, len(prompt), parameters, default=None, param="messages"))
-    shape = ChatShape(
-        id=f"chatcmpl-{request_id_for(request, parameters.request_id)}",
-        created_s=int(time()),
-        model=served.spec.model,
-        text=text,
-        reading=reading,
-        logprobs=logprobs,
-        token_ids=parameters.return_token_ids,
-        include_usage=parameters.include_usage,
-    )
-    return await answer(request, served, [sequence], parameters, shape, admission)
+    request_id = request_id_for(request, parameters.request_id)
+    return Conversation(request_id, served, text, reading, parameters, prompt, logprobs)
 
 
 def needs_chat_template(served: Served) -> TextModel:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from proxy.http.streaming.reasoning import ReasoningMarks, ReasoningSplitter
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, TextPart
+from proxy.http.streaming.transcript import Piece, Scored
 from proxy.http.structured.tools import Tools
 
 
@@ -33,13 +34,31 @@ class Reading(Struct, frozen=True):
 
 
 class ChatReader:
-    """`called`: a tool was."""
+    """`called`: a tool was. `reasoning_tokens`: so many tokens were reasoning, the marks among them."""
 
     def __init__(self, reading: Reading) -> None:
         self.called = False
+        self.reasoning_tokens = 0
+        self._undecided = 0  # tokens that are reasoning if what follows is
         self._splitter = ReasoningSplitter(reading.marks, reading.prompt) if reading.marks else None
         self._finder = reading.tools.finder() if reading.tools else None
         self._name = reading.tools.name if reading.tools else ""
+
+    def read(self, piece: Piece) -> list[Part]:
+        """`feed` with the next piece, whose tokens are counted."""
+        parts = self.feed(piece.text, last=piece.finish is not None)
+        if self._splitter:
+            self._count(self._splitter, piece.tokens)
+        return parts
+
+    def _count(self, splitter: ReasoningSplitter, tokens: Sequence[Scored]) -> None:
+        thought = splitter.thought_characters
+        if splitter.mode == "start":
+            self._undecided += len(tokens)
+        elif splitter.mode == "thought" or thought:
+            count = len(tokens) if splitter.mode == "thought" else sum(token.offset < thought for token in tokens)
+            self.reasoning_tokens += self._undecided + count
+            self._undecided = 0
 
     def feed(self, text: str, *, last: bool) -> list[Part]:
         """The content of the next piece of the reply's text; with the last piece, everything that waited."""

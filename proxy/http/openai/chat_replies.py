@@ -12,6 +12,7 @@ from aegis.core.request import FinishReason
 from aegis.models.text.text_model import TextModel
 from proxy.http.openai.chat_reader import ChatReader, Reading
 from proxy.http.openai.choices import Usage
+from proxy.http.openai.reply_shape import ChunkShape
 from proxy.http.openai.token_names import bytes_of, name_of
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, ReasoningPart, TextPart
 from proxy.http.streaming.transcript import Piece, Scored
@@ -107,8 +108,8 @@ def text_of(parts: Sequence[Part], kind: type[TextPart | ReasoningPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, kind))
 
 
-class ChatShape(Struct, frozen=True):
-    """An `answer.Shape`."""
+class ChatShape(ChunkShape, frozen=True):
+    """A `reply_shape.Shape`."""
 
     id: str
     created_s: int
@@ -129,8 +130,8 @@ class ChatShape(Struct, frozen=True):
         choice = ChunkChoice(index, delta, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
         return self._chunk([choice], None if self.include_usage else UNSET)
 
-    def usage(self, usage: Usage) -> ChatCompletionChunk:
-        return self._chunk([], usage)
+    def usage_chunk(self, usage: Usage) -> ChatCompletionChunk | None:
+        return self._chunk([], usage) if self.include_usage else None
 
     def whole(self, choices: Sequence[Raw], usage: Usage) -> ChatCompletion:
         told = cast("list[ChatChoice]", choices)

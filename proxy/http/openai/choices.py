@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
 
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.request import Failure, Sampling, Token
+from aegis.core.model import Slo
+from aegis.core.request import Failure, Pace, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from proxy.http.call_records import CallRecord
 from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served
 from proxy.http.openai.echoed_prompt import EchoedPrompt
 from proxy.http.request.sampling import GenerationParameters, seed_of
+from proxy.http.streaming.pace import SmoothPace, paced
 from proxy.http.streaming.transcript import Piece, Transcript
 
 _SUBMITTED_AT_ONCE = 16
@@ -94,7 +99,8 @@ class Choice:
         echo = self._sequence.echo
         echoed = echo.piece(self._prompt_scores) if echo else Piece()
         self._prompt_scores = ()
-        return Piece(echoed.text + piece.text, echoed.tokens + piece.tokens, piece.finish, first=True)
+        text, tokens = echoed.text + piece.text, echoed.tokens + piece.tokens
+        return Piece(text, tokens, piece.finish, first=True, stop=piece.stop)
 
 
 class PromptDetails(Struct, frozen=True):
@@ -119,6 +125,7 @@ class GenerationRequest:
         self.choices: list[Choice] = []
         self._first: SequenceHandle | None = None  # of the prompt at hand
         self._any: SequenceHandle | None = None
+        self._arrival_ns = time.monotonic_ns()
 
     @classmethod
     async def submit(
@@ -186,12 +193,13 @@ class GenerationRequest:
         of_each = max(len(self.choices) // len(self.sequences), 1)
         return sum(choice.reused for choice in self.choices[::of_each])
 
-    async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
-        """Hands on each choice's pieces as they come. Raises UserError if one of them failed."""
+    async def run(self, deliver: Callable[[Choice, Piece], Awaitable[None]], pace: Pace = "made") -> None:
+        """Hands on each choice's pieces as they come, or at a smooth pace. Raises UserError if one of them failed."""
+        run = _run if pace == "made" else partial(_run_smoothly, slo=self.served.spec.slo, arrival_ns=self._arrival_ns)
         if len(self.choices) == 1:
-            await _run(self.choices[0], deliver)
+            await run(self.choices[0], deliver)
             return
-        tasks = [asyncio.create_task(_run(choice, deliver)) for choice in self.choices]
+        tasks = [asyncio.create_task(run(choice, deliver)) for choice in self.choices]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -205,16 +213,20 @@ class GenerationRequest:
         return any(choice.slow for choice in self.choices)
 
     def status(self) -> str:
-        """The reason for which the first of its sequences waits."""
-        before = self.choices[0].handle.before()
-        return "waiting" if before is None else f"waiting, {before} requests come before this one"
+        """The reason for which the first of its sequences waits, and what is amiss with its model meanwhile."""
+        before, detail = self.choices[0].handle.before(), self.served.detail
+        told = "waiting" if before is None else f"waiting, {before} requests come before this one"
+        return f"{told}; of the model: {detail}" if detail else told
 
     def cancel(self) -> None:
         for choice in self.choices:
             choice.cancel()
 
 
-async def _run(choice: Choice, deliver: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+_Deliver = Callable[[Choice, Piece], Awaitable[None]]
+
+
+async def _run(choice: Choice, deliver: _Deliver) -> None:
     async for delivery in choice.handle:
         piece = choice.take(delivery)
         if piece is not None:
@@ -223,3 +235,32 @@ async def _run(choice: Choice, deliver: Callable[[Choice, Piece], Awaitable[None
             choice.cancel(satisfied=True)
             return
     raise AssertionError("a handle ended before its sequence")
+
+
+async def _run_smoothly(choice: Choice, deliver: _Deliver, *, slo: Slo, arrival_ns: int) -> None:
+    pace = SmoothPace[Piece](slo, arrival_ns)
+    async with aclosing(paced(_token_by_token(choice), _tokens_of, pace, time.monotonic_ns)) as pieces:
+        async for piece in pieces:
+            await deliver(choice, piece)
+
+
+async def _token_by_token(choice: Choice) -> AsyncIterator[Piece]:
+    """Read as they are made: a stop string ends the sequence when it is made, and not when it leaves."""
+    async for delivery in choice.handle:
+        for each in _single(delivery):
+            piece = choice.take(each)
+            if piece is not None:
+                yield piece
+            if choice.transcript.finished:
+                choice.cancel(satisfied=True)
+                return
+    raise AssertionError("a handle ended before its sequence")
+
+
+def _single(delivery: Delivery) -> Sequence[Delivery]:
+    return [Delta((token,)) for token in delivery.tokens] if isinstance(delivery, Delta) else [delivery]
+
+
+def _tokens_of(piece: Piece) -> int:
+    """Of those that are paced: none where it only says that it is the last one."""
+    return int(piece.finish is None or bool(piece.tokens))

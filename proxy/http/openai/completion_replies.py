@@ -9,6 +9,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from aegis.models.text.text_model import TextModel
 from proxy.http.openai.choices import Usage
+from proxy.http.openai.reply_shape import ChunkShape
 from proxy.http.openai.token_names import name_of
 from proxy.http.streaming.transcript import Piece, Scored
 
@@ -39,8 +40,8 @@ class Completion(Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class CompletionShape(Struct, frozen=True):
-    """An `answer.Shape`."""
+class CompletionShape(ChunkShape, frozen=True):
+    """A `reply_shape.Shape`."""
 
     id: str
     created_s: int
@@ -53,8 +54,8 @@ class CompletionShape(Struct, frozen=True):
     def chunk(self, index: int, piece: Piece) -> Completion:
         return self._reply([self.choice(index, piece)], None if self.include_usage else UNSET)
 
-    def usage(self, usage: Usage) -> Completion:
-        return self._reply([], usage)
+    def usage_chunk(self, usage: Usage) -> Completion | None:
+        return self._reply([], usage) if self.include_usage else None
 
     def choice(self, index: int, piece: Piece) -> CompletionChoice:
         logprobs = self._logprobs(piece.tokens) if self.logprobs else None

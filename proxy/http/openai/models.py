@@ -50,7 +50,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class ComingCard(Struct, frozen=True):
-    """A model that is being registered; `detail` says how far that is."""
+    """A model that is being registered, or will be at its first request (`lazy`); `detail` says how far that is."""
 
     id: str
     root: str
@@ -94,7 +94,11 @@ def _slo_card(slo: Slo) -> SloCard:
 
 def coming_cards(market: Market) -> list[ComingCard]:
     coming = sorted(market.coming().items())
-    return [ComingCard(name, each.root, each.progress) for name, each in coming if name not in market.models()]
+    return [
+        ComingCard(name, each.root, each.progress, "lazy" if each.lazy else "registering")
+        for name, each in coming
+        if name not in market.models()
+    ]
 
 
 def find(market: Market, name: str) -> Served:

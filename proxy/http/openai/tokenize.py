@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import Struct
 
 from aegis.models.text.text_model import TextModel
-from aegis.models.text.worker_messages import Rendered
+from aegis.models.text.worker_messages import Counted, Rendered
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
 from proxy.http.openai.chat import ConversationBody, needs_chat_template, read_conversation
@@ -73,14 +73,24 @@ async def tokenize(request: Request) -> Response:
         raise body.invalid("messages", "and 'prompt' are both given: send one of them")
     async with admitted(request, served):
         if prompt is None:
-            prompt, special = await _rendered(request, body, served, text), False
+            counted = await conversation_tokens(request, body, served, text)
             body.end()
         else:
             body.end(TextBody)
-        counting = texts_of(request).count(who(request), text, prompt, special=special)
-        counted = await while_connected(request.receive, counting)
+            counted = await _counted(request, text, prompt, special=special)
     tokens = msgspec.Raw(counted.tokens_json)
     return json_reply(Tokenized(counted.count, served.spec.manifest.context_tokens, tokens))
+
+
+async def conversation_tokens(request: Request, body: TokenizeBody, served: Served, text: TextModel) -> Counted:
+    """The tokens of `messages`, as a completion would begin. Raises UserError; ClientGone if the client has left."""
+    rendered = await _rendered(request, body, served, text)
+    return await _counted(request, text, rendered, special=False)
+
+
+async def _counted(request: Request, text: TextModel, prompt: str, *, special: bool) -> Counted:
+    counting = texts_of(request).count(who(request), text, prompt, special=special)
+    return await while_connected(request.receive, counting)
 
 
 async def _rendered(request: Request, body: TokenizeBody, served: Served, text: TextModel) -> str:

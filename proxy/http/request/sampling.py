@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from secrets import randbits
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
 from aegis.core.model import ModelSpec
-from aegis.core.request import PRIORITY_MAX, Sampling
+from aegis.core.request import PACES, PRIORITY_MAX, Pace, Sampling
 from aegis.core.rng import derive
 from proxy.http.errors import shown
 from proxy.http.fields import Fields, Schema, Unsupported
@@ -22,6 +22,7 @@ from proxy.http.parameters import (
     Nested,
     Number,
     Object,
+    OneOf,
     Text,
     refuse_unsupported,
 )
@@ -107,6 +108,7 @@ class GenerationBody(ModelBody, OutputFormatBody):
     user = Text(None, most_characters=1024)
     n = Integer(1, low=1, high=CHOICES_MAX)
     priority = Integer(0, low=-PRIORITY_MAX, high=PRIORITY_MAX, about="The lower, the earlier")
+    pace = OneOf(PACES, about="made: tokens leave as they are made; smooth: no earlier than a reader wants them")
     request_id = RequestId(None, most_characters=128)
     return_token_ids = Flag(None)
     max_tokens = Integer(None, low=1, high=TOKENS_MAX)
@@ -146,7 +148,7 @@ class GenerationBody(ModelBody, OutputFormatBody):
     use_beam_search = Unsupported(False)
 
 
-_TELLING = frozenset({"request_id", "return_token_ids", "stream", "stream_options"})
+_TELLING = frozenset({"pace", "request_id", "return_token_ids", "stream", "stream_options"})
 """Parameters that do not change what is generated."""
 
 
@@ -162,6 +164,7 @@ class GenerationParameters(Struct, frozen=True):
     seed: int
     choices: int
     priority: int
+    pace: Pace | None  # None: as the server has it
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -193,6 +196,7 @@ def read_parameters(
         seed=randbits(63) if seed is None else seed,
         choices=body.n,
         priority=body.priority,
+        pace=cast("Pace | None", body.pace),
         stop=_read_stop(body, served),
         stream=stream,
         include_usage=_read_include_usage(body, stream),

@@ -4,11 +4,12 @@ beyond its limits."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 
 from fastapi import Request
-from starlette.types import Scope
+from starlette.types import Message, Scope
 
 from proxy.http.market import Permit, Served
 from proxy.http.security.key_guard import caller_of
@@ -58,6 +59,20 @@ def end(scope: Scope) -> None:
     permit: Permit | None = scope["state"].pop(_EARLY, None)
     if permit:
         permit.close(0)
+
+
+def detached(request: Request) -> Request:
+    """The request for work that goes on when it has been answered, whoever is connected then. A permit that came before
+    its body goes with it; `end` has to be called for its scope too."""
+    state = request.scope["state"]
+    scope = {**request.scope, "state": dict(state)}
+    state.pop(_EARLY, None)
+    return Request(scope, _nothing_comes)
+
+
+async def _nothing_comes() -> Message:
+    never: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await never
 
 
 async def _permit(request: Request, served: Served) -> Permit:

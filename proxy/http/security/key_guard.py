@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,6 +15,8 @@ from proxy.http.request_notes import note, note_refusal
 
 STATUS = frozenset({"/health", "/metrics", "/ready", "/version"})
 """Paths that need no key, unless the configuration says that they do."""
+
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 ROOT, PAGE = "/", "/dashboard"
 """Paths that are open to all: a browser sends no key with an address that is typed in, and these files say nothing
@@ -36,7 +40,7 @@ class Guard:
             if caller is None:
                 refusal = no_such_key("an API key")
                 note_refusal(scope, refusal)
-                await error_reply(refusal)(scope, receive, send)
+                await error_reply(refusal, scope)(scope, receive, send)
                 return
             scope["state"]["caller"] = caller
             if caller.name:
@@ -45,7 +49,7 @@ class Guard:
 
     def _caller(self, scope: Scope) -> Caller | None:
         keys = self._market.keys
-        caller = keys.find(_sent(scope))
+        caller = next((found for key in _sent(scope) if (found := keys.find(key))), None)
         if caller or not keys.asks:
             return caller or ANYONE
         return ANYONE if self._is_open(scope["path"]) else None
@@ -60,10 +64,14 @@ def caller_of(request: Request) -> Caller:
 
 
 def no_such_key(what: str) -> UserError:
-    return UserError(f"send {what} as 'Authorization: Bearer …'", status=401, code="invalid_api_key")
+    message = f"send {what} as 'Authorization: Bearer …', or as 'x-api-key'"
+    return UserError(message, status=401, code="invalid_api_key")
 
 
-def _sent(scope: Scope) -> str:
-    sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    kind, _, key = sent.decode("latin-1").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+def _sent(scope: Scope) -> Iterator[str]:
+    """The keys that the request has, the one of `Authorization` first; "" where it has none."""
+    headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"]) if name in _KEY_HEADERS}
+    kind, _, key = headers.get(b"authorization", "").partition(" ")
+    yield key.strip() if kind.lower() == "bearer" else ""
+    if b"x-api-key" in headers:
+        yield headers[b"x-api-key"].strip()

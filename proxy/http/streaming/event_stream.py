@@ -34,6 +34,15 @@ def event(value: Struct) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, value: Struct) -> bytes:
+    """One whose name is told beside its data."""
+    return f"event: {name}\n".encode() + event(value)
+
+
+def error_event(error: UserError) -> bytes:
+    return event(error_body(error))
+
+
 def comment(text: str) -> bytes:
     """A comment: clients ignore it, people see it."""
     return f": {' '.join(text.split())}\n\n".encode()
@@ -43,8 +52,8 @@ class EventStream(Response):
     """Runs `write`, which emits the events, for as long as the client listens; `close` is called in any case. `status`
     is the text of comments.
 
-    An error of `write` becomes an error event, the last of the stream: a client that saw no `[DONE]` knows that the
-    answer is not whole.
+    An error of `write` becomes the events that `failed` gives, the last of the stream: a client that saw no end knows
+    that the answer is not whole.
     """
 
     media_type = "text/event-stream"
@@ -56,6 +65,7 @@ class EventStream(Response):
         *,
         close: Callable[[], None] = lambda: None,
         status: Callable[[], str] = lambda: "waiting",
+        failed: Callable[[UserError], bytes] = error_event,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -63,11 +73,12 @@ class EventStream(Response):
         self._close = close
         self._keep_alive = keep_alive
         self._status = status
+        self._failed = failed
 
-    async def carry_on(self, emit: Emit) -> None:
+    async def carry_on(self, scope: Scope, emit: Emit) -> None:
         """Writes into a stream that has begun already."""
         try:
-            await self._write(emit)
+            await self._write_or_fail(scope, emit)
         finally:
             self._close()
 
@@ -96,12 +107,16 @@ class EventStream(Response):
 
         idle = self._keep_alive.watch(lambda: emit(comment(self._status())), cut_off)
         try:
+            await self._write_or_fail(scope, emit)
+        finally:
+            idle.end()
+
+    async def _write_or_fail(self, scope: Scope, emit: Emit) -> None:
+        try:
             await self._write(emit)
         except UserError as error:
             note_refusal(scope, error)
-            await emit(event(error_body(error)))
+            await emit(self._failed(error))
         except Exception:  # noqa: BLE001 - the status line is sent: the client can only be told in the stream
             _log.exception("stream broke")
-            await emit(event(error_body(unexpected())))
-        finally:
-            idle.end()
+            await emit(self._failed(unexpected()))

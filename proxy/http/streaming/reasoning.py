@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from proxy.http.streaming.reply_parts import Part, ReasoningPart, TextPart, held
@@ -25,10 +27,22 @@ class ReasoningSplitter:
     def __init__(self, marks: ReasoningMarks, prompt: str) -> None:
         self._marks = marks
         self._waiting = ""
-        self._mode = "thought" if prompt.rstrip().endswith(marks.begin) else "start"
+        self.thought_characters = 0
+        """Of the text so far, with the marks; all of it while it goes on."""
+
+        self._mode: Literal["start", "thought", "answer"] = (
+            "thought" if prompt.rstrip().endswith(marks.begin) else "start"
+        )
         self._fresh = True  # nothing of this mode was told yet
+        self._fed = 0
+
+    @property
+    def mode(self) -> Literal["start", "thought", "answer"]:
+        """Whether what was fed last is reasoning; `start`: nobody knows yet."""
+        return self._mode
 
     def feed(self, text: str) -> list[Part]:
+        self._fed += len(text)
         self._waiting += text
         parts: list[Part] = []
         if self._mode == "start":
@@ -43,6 +57,7 @@ class ReasoningSplitter:
             told = before.rstrip() if found else before[: len(before) - keep]
             self._append(parts, told, ReasoningPart)
             self._waiting = after if found else before[len(before) - keep :]
+            self.thought_characters = self._fed - len(after)
             if found:
                 self._mode, self._fresh = "answer", True
         if self._mode == "answer":

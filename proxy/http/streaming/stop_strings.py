@@ -13,10 +13,14 @@ from msgspec import Struct
 
 
 class Match(Struct, frozen=True):
-    """A stop string is complete at `end`, counted in the text fed last; its first character may lie before that."""
+    """`stop` is complete at `end`, counted in the text fed last; its first character may lie before that."""
 
     end: int
-    length: int
+    stop: str
+
+    @property
+    def length(self) -> int:
+        return len(self.stop)
 
 
 class StopScanner:
@@ -38,15 +42,15 @@ class StopScanner:
     def feed(self, text: str) -> Match | None:
         """Goes on with `text`. After a match nothing may be fed any more."""
         for index, character in enumerate(text):
-            complete = 0
+            complete = ""
             for which, stop in enumerate(self._stops):
                 state = self._states[which]
                 while state and stop[state] != character:
                     state = self._failures[which][state - 1]
                 state += stop[state] == character
                 self._states[which] = state
-                if state == len(stop):
-                    complete = max(complete, state)
+                if state == len(stop) > len(complete):
+                    complete = stop
             if complete:
                 return Match(index + 1, complete)
         return None

@@ -29,12 +29,13 @@ class Scored(Struct, frozen=True):
 
 class Piece(Struct, frozen=True):
     """The next part of a choice's text. `first` and `finish` mark its first and last piece; joined they are the
-    choice."""
+    choice. `stop` is the stop string that ended it."""
 
     text: str = ""
     tokens: tuple[Scored, ...] = ()
     finish: FinishReason | None = None
     first: bool = False
+    stop: str | None = None
 
 
 def join(pieces: Sequence[Piece]) -> Piece:
@@ -42,6 +43,7 @@ def join(pieces: Sequence[Piece]) -> Piece:
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
         pieces[-1].finish if pieces else None,
+        stop=pieces[-1].stop if pieces else None,
     )
 
 
@@ -86,30 +88,30 @@ class Transcript:
             if self._stream and not self._is_stop(token):
                 text = self._stream.push(token.id)
             self._waiting_tokens.append(Scored(token, self._seen, text))
-            if self._add(text):
-                return self._last(FinishReason.STOP, stopped=True)
+            if stop := self._add(text):
+                return self._last(FinishReason.STOP, stop)
         return self._release(len(self._waiting_text) - (self._stops.held if self._stops else 0))
 
     def finish(self, reason: FinishReason) -> Piece:
         """The engine generates no more."""
         assert not self.finished
-        stopped = self._add(self._stream.end() if self._stream else "")
-        return self._last(FinishReason.STOP if stopped else reason, stopped=stopped)
+        stop = self._add(self._stream.end() if self._stream else "")
+        return self._last(FinishReason.STOP if stop else reason, stop)
 
     def _is_stop(self, token: Token) -> bool:
         """Whether the engine ends with this token, as `Job.finish` says."""
         return self.generated > self._min_tokens and token.id in self._stop_token_ids
 
-    def _add(self, text: str) -> bool:
-        """Whether this completed a stop string, which then no longer waits."""
+    def _add(self, text: str) -> str | None:
+        """The stop string that this completed, if any, which then no longer waits."""
         self._waiting_text += text
         self._seen += len(text)
         match = self._stops.feed(text) if self._stops and self.generated >= self._min_tokens else None
         if match is None:
-            return False
+            return None
         beyond = len(text) - match.end + match.length
         self._waiting_text = self._waiting_text[: len(self._waiting_text) - beyond]
-        return True
+        return match.stop
 
     def _release(self, characters: int) -> Piece:
         text, self._waiting_text = self._waiting_text[:characters], self._waiting_text[characters:]
@@ -123,9 +125,9 @@ class Transcript:
         """Whether all its text is sent, and a later stop string cannot take it back."""
         return self._stops is None or token.offset < self._sent >= token.offset + len(token.text)
 
-    def _last(self, reason: FinishReason, *, stopped: bool) -> Piece:
+    def _last(self, reason: FinishReason, stop: str | None) -> Piece:
         """Tokens that begin in a stop string, or after it, are dropped with it."""
         self.finished = True
         piece = self._release(len(self._waiting_text))
-        rest = tuple(token for token in self._waiting_tokens if not stopped or token.offset < self._sent)
-        return Piece(piece.text, piece.tokens + rest, reason)
+        rest = tuple(token for token in self._waiting_tokens if not stop or token.offset < self._sent)
+        return Piece(piece.text, piece.tokens + rest, reason, stop=stop)

@@ -127,6 +127,11 @@ def read_tools(body: ToolsBody, text: TextModel) -> Tools | None:
     return tools
 
 
+def is_strict_kept(text: TextModel) -> bool:
+    """Whether a call that the model is free to make can be held to its schema."""
+    return form_of(text.chat_template or "") is HERMES and not text.is_special(HERMES.begin)
+
+
 def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
     if tools.choice == "auto" and tools.form is None:
         raise body.invalid("tools", "are called in a form that is not known here: send 'tool_choice' 'required'")
@@ -136,7 +141,7 @@ def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
         strict = function.get("strict")
         if tools.choice != "auto" or strict:
             check_schema(_parameters(function), f"{where}.parameters")
-        if tools.choice == "auto" and strict and (tools.form is not HERMES or text.is_special(HERMES.begin)):
+        if tools.choice == "auto" and strict and not is_strict_kept(text):
             message = f"'{where}.strict' is kept to with 'tool_choice' 'required' or a named function only"
             raise UserError(message, param=f"{where}.strict", code="unsupported_parameter")
 

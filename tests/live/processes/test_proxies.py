@@ -1,9 +1,12 @@
-"""Several proxies serve one pool: their streams are exact, and any of them answers for the whole."""
+"""Several proxies serve one pool, over TLS: their streams are exact, and any of them answers for the whole."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,8 +16,9 @@ import msgspec
 import pytest
 
 from aegis.telemetry.live_view import Live
+from tests.certificates import make_certificate
 from tests.live.cases import Case
-from tests.live.server import SPLIT, Server, eventually, launched
+from tests.live.server import ROOT, SPLIT, Server, eventually, launched
 from tests.live.streams import Stream, client_of, until
 
 STREAMS = 32
@@ -26,10 +30,15 @@ LONG_TOKENS = 300
 def served(
     tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:
+    directory = tmp_path_factory.mktemp("proxies")
+    certificate, key = directory / "certificate.pem", directory / "key.pem"
+    make_certificate(certificate, key)
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     options += ["--slo", "ttft=1,tbt=0.1", "--proxies", "2", *SPLIT]
-    with launched(tmp_path_factory.mktemp("proxies"), cache, *options, "--debug-memory") as running:
+    options += ["--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)]
+    with launched(directory, cache, *options, "--debug-memory") as running:
         running.wait_for_ready()
+        assert running.url.startswith("https://")
         yield running
 
 
@@ -67,6 +76,15 @@ def test_streams_over_two_proxies_are_what_transformers_generates(served: Server
     assert after.total("request_success_total") - before.total("request_success_total") == len(asked)
 
 
+def test_the_command_line_trusts_the_certificate_that_it_is_told_to(served: Server) -> None:
+    command = [sys.executable, "-m", "aegis.cli.main", "models", "list", "--url", served.url]
+    trusting = os.environ | {"PYTHONPATH": str(ROOT), "SSL_CERT_FILE": str(served.log.parent / "certificate.pem")}
+    listed = subprocess.run(command, env=trusting, check=True, capture_output=True, text=True)
+    assert served.get("/v1/models").json()["data"][0]["id"] in listed.stdout
+    doubting = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert doubting.returncode == 2 and "certificate verify failed" in doubting.stderr
+
+
 def test_any_proxy_answers_for_the_whole(served: Server) -> None:
     def asked(path: str) -> dict[str, httpx.Response]:
         """Each proxy's answer."""
@@ -91,6 +109,37 @@ def test_any_proxy_answers_for_the_whole(served: Server) -> None:
 
 def _by_proxy(reply: httpx.Response) -> dict[str, httpx.Response]:
     return {reply.headers["x-aegis-proxy"]: reply}
+
+
+def test_a_response_of_one_proxy_goes_on_at_another(served: Server) -> None:
+    at = dict[str, str]()
+
+    def asked() -> bool:
+        reply = _respond(served)
+        at[reply.headers["x-aegis-proxy"]] = reply.json()["id"]
+        return len(at) == 2
+
+    eventually(asked, "both have answered")
+    for first in at.values():
+        _goes_on_everywhere(served, first)
+
+
+def _goes_on_everywhere(served: Server, response_id: str) -> None:
+    seen, continued = dict[str, object](), dict[str, object]()
+
+    def all_did() -> bool:
+        found, later = served.get(f"/v1/responses/{response_id}"), _respond(served, previous_response_id=response_id)
+        assert (found.status_code, later.status_code) == (200, 200), later.text
+        seen[found.headers["x-aegis-proxy"]] = found.json()
+        continued[later.headers["x-aegis-proxy"]] = later.json()["usage"]["input_tokens"]
+        return len(seen) == len(continued) == 2
+
+    eventually(all_did, "both have found it")
+    assert len(set(map(str, seen.values()))) == len(set(continued.values())) == 1
+
+
+def _respond(served: Server, **more: str) -> httpx.Response:
+    return served.post("/v1/responses", {"model": "llama", "input": "the cat", "max_output_tokens": 4, **more})
 
 
 def test_models_come_and_go_at_every_proxy(served: Server, checkpoints_dir: Path) -> None:

@@ -35,7 +35,7 @@ def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tm
         f"{file}: line 1: demo: should be a valid boolean, not 'maybe'",
         f"{file}: line 3: server.prot: unknown key; did you mean port?",
         f"{file}: line 4: server.port: should be a valid integer, not 'x'",
-        f"{file}: line 6: models.a: should have either path or hub",
+        f"{file}: line 6: models.a: should have one of path, hub and url",
     ]
 
 
@@ -47,6 +47,7 @@ def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tm
         ("api_keys: {a: {key: same}, b: {key: same}}", "'a' and 'b' have the same key"),
         ("sources:\n- org/name\n- ./away.yaml", "line 3: {directory}/away.yaml: no such file"),
         ("models: {a/b: {hub: x/y}}\nsources:\n- a/b", "line 3: two models are named 'a/b'"),
+        ("models:\n  a:\n    url: hf://a/b/c", "line 3: models.a.url: hf://a/b/c: expected hf://org/name"),
         ("server:\n  port: 1\n  api_key_file: away", "line 3: api_key: {directory}/away cannot be read"),
     ],
 )

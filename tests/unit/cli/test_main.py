@@ -1,6 +1,7 @@
 """The command line: what it says, and with which exit code."""
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -14,27 +15,11 @@ import pytest
 import typer.main
 
 from aegis import __version__
-from aegis.cli.main import app, main, valued
+from aegis.cli.main import app, valued
 from aegis.config.config import OPTIONS, Config, SloTargets, leaves
 from aegis.config.sizes import format_size
 
 HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
-
-
-class Run:
-    """The result of one command."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["aegis", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        self.code = exit_.value.code
-        self.out, self.err = capsys.readouterr()
-
-
-@pytest.fixture
-def aegis(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda *arguments: Run(capsys, monkeypatch, *arguments)
 
 
 def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -84,6 +69,14 @@ def test_help_imports_nothing_heavy() -> None:
 def test_the_version(aegis: Any) -> None:
     run = aegis("--version")
     assert (run.code, run.out) == (0, f"aegis {__version__}\n")
+
+
+@pytest.mark.parametrize(("typed", "completed"), [("aegis laun", "launch"), ("aegis launch --ssl-k", "--ssl-keyfile")])
+def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    asked = {"_AEGIS_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    command = [sys.executable, "-m", "aegis.cli.main"]
+    told = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    assert told.stdout.split() == [completed]
 
 
 @pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",), ("lab",)])

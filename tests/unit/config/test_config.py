@@ -18,6 +18,8 @@ TEXTS = (
     ("server", "admin_key"),
     ("server", "admin_key_file"),
     ("server", "api_key"),
+    ("server", "ssl_certfile"),
+    ("server", "ssl_keyfile"),
     ("server", "api_key_file"),
     ("server", "cors_origins"),
     ("mqtt", "prefix"),
@@ -44,7 +46,7 @@ def test_nothing_given_serves_the_demo_market_with_one_instance_of_each_kind() -
     assert config.serves_demo
     assert (config.instances.prefill, config.instances.decode, config.instances.counted) == (1, 1, False)
     assert (config.memory.device, config.memory.host) == (2**30, 4 * 2**30)
-    assert (config.server.host, config.server.port, config.device, config.dtype) == ("127.0.0.1", 8000, "cpu", "auto")
+    assert (config.server.host, config.server.port, config.device, config.dtype) == ("127.0.0.1", 8000, "auto", "auto")
     assert (config.slo.ttft_ms, config.slo.tbt_ms) == (10_000, 100)
 
 
@@ -106,8 +108,8 @@ def test_a_bad_address_of_a_broker_is_told_without_its_password() -> None:
         ("sever: {port: 1}", "sever: unknown key; did you mean server?"),
         ("server: {prot: 1}", "server.prot: unknown key; did you mean port?"),
         ("models: {a: {path: /x, slo: {ttft: 1}}}", "models.a.slo.ttft: unknown key; did you mean ttft_ms?"),
-        ("models: {a: {}}", "models.a: should have either path or hub"),
-        ("models: {a: {path: /x, hub: y}}", "models.a: should have either path or hub"),
+        ("models: {a: {}}", "models.a: should have one of path, hub and url"),
+        ("models: {a: {path: /x, hub: y}}", "models.a: should have one of path, hub and url"),
         ("models: {'a b': {path: /x}}", "models.a b: is no model name"),
         ("models: {é: {path: /x}}", "models.é: is no model name"),
         ("models: [a]", "models: should be a mapping"),

@@ -191,6 +191,7 @@ class DriverModel:
         self.attributes: dict[CUdevice_attribute, int] = {}
         self.sms = SmResource(132)
         self.gpus, self.uses = 1, 0
+        self.memory_bytes = 80 << 30  # of each GPU
         self.unreachable: set[int] = set()
         self.failing: dict[str, int] = {}
         self.calls: dict[str, int] = {}
@@ -212,6 +213,26 @@ class DriverModel:
     def cuDeviceGet(self, ordinal: int) -> int:
         demand(0 <= ordinal < self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
         return 7 + ordinal
+
+    @call()
+    def cuDeviceGetCount(self) -> int:
+        demand(self.initialised)
+        return self.gpus
+
+    @call()
+    def cuDeviceGetName(self, nbytes: int, device: int) -> bytes:
+        demand(7 <= device < 7 + self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return f"Model {device - 7}".encode().ljust(nbytes, b"\0")
+
+    @call()
+    def cuDeviceTotalMem(self, device: int) -> int:
+        demand(7 <= device < 7 + self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return self.memory_bytes
+
+    @call()
+    def cuDeviceGetPCIBusId(self, nbytes: int, device: int) -> bytes:
+        demand(7 <= device < 7 + self.gpus, CUresult.CUDA_ERROR_INVALID_DEVICE)
+        return f"0000:{device:02x}:00.0".encode().ljust(nbytes, b"\0")
 
     @call()
     def cuDeviceCanAccessPeer(self, device: int, peer: int) -> int:

@@ -34,6 +34,16 @@ def test_models_of_the_file_have_what_it_says_of_them(tmp_path: Path) -> None:
     assert source.slo == Slo(3_000_000_000, 50_000_000, 200_000_000)
 
 
+def test_a_model_may_be_at_an_address_and_lazy(tmp_path: Path) -> None:
+    file = tmp_path / "aegis.yaml"
+    file.write_text("models: {a: {url: 'hf://org/a@v1', lazy: true}, b: {path: b, lazy: true}}\n")
+    first, second = sources_of(load({"config": file}, {}), demo=False)
+    assert (first.root, first.lazy, second.root, second.lazy) == ("hf://org/a@v1", True, str(tmp_path / "b"), True)
+    file.write_text("models: {a: {url: 'ftp://host/a'}}\n")
+    with pytest.raises(UserError, match=r"^models\.a\.url: ftp://host/a: expected"):
+        sources_of(load({"config": file}, {}), demo=False)
+
+
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").write_text("{}")

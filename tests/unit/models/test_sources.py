@@ -43,6 +43,49 @@ def test_a_hub_id_is_a_model_of_that_name() -> None:
     assert read_sources(["Qwen/Qwen3-0.6B"]) == [Source(ModelId("Qwen/Qwen3-0.6B"), hub="Qwen/Qwen3-0.6B")]
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("hf://org/name", "org/name"),
+        ("hf://org/name@v1.2", "org/name"),
+        ("hf://gpt2@refs/pr/1", "gpt2"),
+        ("https://host:8443/models/llama/", "llama"),
+        ("https://host/llama-1.0.tar", "llama-1.0"),
+        ("http://host/", "host"),
+        ("s3://bucket/team/llama", "llama"),
+        ("s3://bucket", "bucket"),
+    ],
+)
+def test_an_address_is_a_model_named_after_its_end(address: str, name: str) -> None:
+    assert read_sources([address]) == [Source(ModelId(name), url=address)]
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("hf://", "expected hf://org/name"),
+        ("hf://a/b/c", "expected hf://org/name"),
+        ("hf://org/../name", "expected hf://org/name"),
+        ("s3://B/x", "expected s3://bucket/prefix"),
+        ("https://", "expected hf://org/name@revision, https://host/folder"),
+        ("https://[1/x", "expected hf://org/name@revision, https://host/folder"),
+        ("https://user:secret@host/x", "may hold no user, password or query"),
+        ("https://host/x.tar?signature=secret", "may hold no user, password or query"),
+    ],
+)
+def test_what_is_no_address_is_refused_and_secrets_are_not_repeated(address: str, told: str) -> None:
+    with pytest.raises(UserError, match=told) as refusal:
+        read_sources([address])
+    assert "secret" not in refusal.value.message
+
+
+def test_a_lazy_model_at_an_address_in_a_file(tmp_path: Path) -> None:
+    file = yaml(tmp_path, "models: {late: {url: 's3://bucket/x', lazy: true, pin: true}}")
+    assert read_sources([file]) == [Source(ModelId("late"), url="s3://bucket/x", lazy=True, pin=True)]
+    with pytest.raises(UserError, match="expected s3://bucket/prefix"):
+        read_sources([yaml(tmp_path, "models: {late: {url: 's3://', lazy: true}}")])
+
+
 def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_path: Path) -> None:
     path = directory(tmp_path / "checkpoints" / "one")
     file = yaml(
@@ -74,8 +117,8 @@ def test_yaml_paths_are_relative_to_the_file_and_targets_in_milliseconds(tmp_pat
             "models.a.slo.tbt_ms: expected 0.001 to 86400000 milliseconds",
         ),
         ("models: {a: {hub: o/n, dtype: int4}}", "models.a: Invalid enum value 'int4'"),
-        ("models: {a: {hub: o/n, path: x}}", "models.a: give either 'path' or 'hub'"),
-        ("models: {a: {}}", "models.a: give either 'path' or 'hub'"),
+        ("models: {a: {hub: o/n, path: x}}", "models.a: give one of 'path', 'hub' and 'url'"),
+        ("models: {a: {}}", "models.a: give one of 'path', 'hub' and 'url'"),
         ("models: {a: {path: nowhere}}", "models.a: no such directory"),
         ("models: {'a b': {hub: o/n}}", "'a b' cannot be a model's name"),
         ("models: []", "expected a `models:` map"),

@@ -21,7 +21,10 @@ from aegis.models.sources import Source
 from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue, CatalogueModel
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.fake_models import make_spec
+from aegis.telemetry.registration import Waiting
+from aegis.transport.node_messages import Registering
 from memory.budget import Budget
+from proxy.routing.events import ModelRemoved
 from tests.parity.stand_ins import no_images
 
 PAGE = 2 << 20
@@ -93,17 +96,32 @@ class _Registrar:
     spec: ModelSpec
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     running: int = 0
+    refusal: str = ""
+    calls: int = 0
 
     async def __call__(
-        self, sources: Sequence[Source], *, report: Report, unwanted: RegistrationCancelled, **_: Any
-    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]:
+        self,
+        sources: Sequence[Source],
+        *,
+        report: Report,
+        unwanted: RegistrationCancelled | None,
+        wanted: bool,
+        **_: Any,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
         (source,) = sources
+        self.calls += 1
+        if source.lazy and not wanted:
+            yield source, None
+            return
+        if self.refusal:
+            yield source, ModelRefused(self.refusal)
+            return
         self.running += 1
         try:
             report(source.model, "loading the weights")
-            while not self.go_on.is_set() and source.model not in unwanted:
+            while not self.go_on.is_set() and source.model not in (unwanted or ()):
                 await asyncio.sleep(0.001)
-            outcome = was_unloaded(source.model) if source.model in unwanted else self.spec
+            outcome = was_unloaded(source.model) if source.model in (unwanted or ()) else self.spec
         finally:
             self.running -= 1
         yield source, outcome
@@ -145,7 +163,7 @@ def _while_adding(
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").touch()
     made = make_spec(0, image_pages=3, block_bytes=PAGE)
-    spec = msgspec.structs.replace(made, directory=str(tmp_path))
+    spec = msgspec.structs.replace(made, directory=str(tmp_path), image_path=str(tmp_path / "image.bin"))
 
     async def main() -> None:
         node, images = _Node({InstanceId(f"i{n}") for n in range(instances)}), no_images()
@@ -289,3 +307,99 @@ def test_a_gap_target_shorter_than_what_a_stream_needs_is_refused_with_what_is_p
     catalogue._wire = _Node()
     asyncio.run(catalogue.change(model, ModelChange(gap_ns=int(possible[1]) * 1_000_000)))
     assert catalogue.models()[model].spec.slo.gap_ns == int(possible[1]) * 1_000_000
+
+
+def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
+        assert await catalogue.add(source, adding.model, lazy=True) == Waiting(adding.model, source)
+        assert adding.states() == ([], [adding.model], 0) and catalogue.coming()[adding.model].lazy
+        with pytest.raises(UserError, match="already a model named"):
+            await catalogue.add(source, adding.model)
+        adding.registrar.refusal = "the hub is away"
+        catalogue.want(adding.model)
+        await adding.until(lambda: catalogue.coming()[adding.model].tries)
+        card = catalogue.coming()[adding.model]
+        assert (card.lazy, card.tries, card.refusal) == (True, 1, "the hub is away")
+        adding.registrar.refusal, adding.registrar.calls = "", 0
+        for _ in range(3):
+            catalogue.want(adding.model)
+        await adding.until(lambda: adding.registrar.running)
+        card = catalogue.coming()[adding.model]
+        assert (card.lazy, card.tries, card.progress) == (False, 1, "loading the weights")
+        adding.registrar.go_on.set()
+        await adding.until(catalogue.models)
+        await adding.until(lambda: adding.states() == ([adding.model], [], 0))
+        catalogue.want(adding.model)
+        assert adding.states() == ([adding.model], [], 0) and adding.registrar.calls == 1
+
+    _while_adding(tmp_path, work)
+
+
+def test_a_lazy_model_can_be_removed_before_it_comes_and_while_it_does(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
+        for wanted in (False, True):
+            await catalogue.add(source, adding.model, lazy=True)
+            if wanted:
+                catalogue.want(adding.model)
+                await adding.until(lambda: adding.registrar.running)
+            await catalogue.remove(adding.model)
+            assert adding.states() == ([], [], 0) and not catalogue.has(adding.model)
+            assert adding.node.told[-1] == Registering({})
+
+    _while_adding(tmp_path, work)
+
+
+def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp_path: Path) -> None:
+    """Its image is not damaged: it may leave as often as others need the room."""
+
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue = adding.catalogue
+        adding.registrar.go_on.set()
+        await catalogue.add(str(tmp_path / "checkpoint"), adding.model, lazy=True)
+        catalogue.want(adding.model)
+        await adding.until(catalogue.models)
+        for _ in range(20):
+            catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
+            assert catalogue.models()[adding.model].away
+            await adding.until(lambda: not catalogue.models()[adding.model].away)
+        assert (catalogue.models()[adding.model].state, catalogue.models()[adding.model].detail) == ("ready", "")
+        adding.registrar.go_on.clear()
+        catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
+        told = "it has left the disk; it is being made again: loading the weights"
+        await adding.until(lambda: catalogue.models()[adding.model].detail == told)
+        adding.registrar.go_on.set()
+        await adding.until(lambda: not catalogue.models()[adding.model].away)
+        adding.registrar.refusal = "the hub is away"
+        catalogue.damaged(adding.model, "it cannot be opened", wanted=True)
+        await adding.until(lambda: not catalogue.models())
+        assert ModelRemoved(adding.model, "cannot be served now: the hub is away") in adding.node.told
+        card = catalogue.coming()[adding.model]
+        assert (card.lazy, card.refusal) == (True, "the hub is away")
+
+    _while_adding(tmp_path, work)
+
+
+def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue = adding.catalogue
+        await catalogue.add(str(tmp_path / "checkpoint"), adding.model, lazy=True)
+        source = Source(adding.model, str(tmp_path / "checkpoint"), lazy=True, priority=-3)
+        assert catalogue.revise(source)
+        adding.registrar.go_on.set()
+        catalogue.want(adding.model)
+        await adding.until(catalogue.models)
+        await adding.until(lambda: not catalogue.coming())
+        assert catalogue.models()[adding.model].priority == -3
+        assert not catalogue.revise(source), "of one that is served what may be changed is"
+
+    _while_adding(tmp_path, work)

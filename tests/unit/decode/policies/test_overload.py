@@ -137,7 +137,9 @@ def test_time_that_the_kept_can_spare_goes_to_the_densest_that_can_be_on_time() 
     owed_ms = 12_500 - shed_for_ns(2, QUANTUM_NS, SHARE) // _MS
     owed = batch(4, step_ms=50, due_ms=owed_ms + 50, in_time_ms=None, worth=0.1)
     behind = shedding([*hot, early, owed], QUANTUM_NS, SHARE, 10 * _S)
-    assert behind.by_ns[4] == 12_500 * _MS and behind.by_ns[3] > behind.by_ns[4], "it may be put off no longer than that"
+    assert behind.by_ns[4] == 12_500 * _MS and behind.by_ns[3] > behind.by_ns[4], (
+        "it may be put off no longer than that"
+    )
     assert found.by_ns[5] == -18_050 * _MS + shed_for_ns(3, QUANTUM_NS, SHARE)
 
 

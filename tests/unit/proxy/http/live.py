@@ -12,6 +12,7 @@ from aegis.core.api_keys import Keyring
 from proxy.http.app import create_app
 from proxy.http.security.http_protocol import Connections
 from proxy.http.settings import Settings
+from proxy.live.certificate import Certificate
 from proxy.live.serving import make_server
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket
 
@@ -22,8 +23,10 @@ def serving(
 ) -> Iterator[str]:
     """The address of the server, which answers as soon as this is entered."""
     behind.keys = keys or behind.keys
-    app = create_app(behind, Settings(**settings), texts=TEXTS)
-    server = make_server(app, host="127.0.0.1", port=0, shutdown_s=1, together=together)
+    told = Settings(**settings)
+    tls = Certificate(told.tls).context if told.tls else None
+    app = create_app(behind, told, texts=TEXTS)
+    server = make_server(app, host="127.0.0.1", port=0, shutdown_s=1, together=together, tls=tls)
     started = threading.Event()
     address: list[str] = []
 
@@ -32,7 +35,7 @@ def serving(
         while not server.started:
             await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
-        address.append(f"http://127.0.0.1:{port}")
+        address.append(f"{'https' if tls else 'http'}://127.0.0.1:{port}")
         started.set()
         await task
 

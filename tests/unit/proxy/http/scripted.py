@@ -33,7 +33,7 @@ from aegis.telemetry.memory_report import HostKvReport, MemoryReport, ModelCache
 from aegis.telemetry.model_counts import Tally
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
-from aegis.telemetry.registration import RegisteringModel
+from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.telemetry.spans import Span
 from proxy.http.app import create_app
 from proxy.http.market import Delivery, Delta, Finished, PromptScores
@@ -192,6 +192,7 @@ class ScriptedMarket:
     among: list[object] = field(default_factory=list)
     refusals: list[UserError | None] = field(default_factory=list)
     registering: dict[str, RegisteringModel] = field(default_factory=dict)
+    wanted: list[ModelId] = field(default_factory=list)
     permits: list[ScriptedPermit] = field(default_factory=list)
     permit_refusals: list[UserError] = field(default_factory=list)
     unwell: str = ""
@@ -214,6 +215,10 @@ class ScriptedMarket:
 
     def coming(self) -> Mapping[str, RegisteringModel]:
         return self.registering
+
+    def want(self, model: ModelId) -> None:
+        """What is known of it is another only when the node has heard of it."""
+        self.wanted.append(model)
 
     async def permit(self, caller: Caller | None, model: ModelId | None) -> ScriptedPermit:
         refusal = self.permit_refusals.pop(0) if self.permit_refusals else None
@@ -256,7 +261,9 @@ class ScriptedMarket:
     async def ready(self) -> tuple[bool, str]:
         return not self.unwell, self.unwell
 
-    async def add_model(self, source: str, name: str | None) -> ScriptedModel:
+    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> ScriptedModel | Waiting:
+        if lazy:
+            return Waiting(ModelId(name or source), source)
         if "broken" in source:
             raise ModelRefused(f"{source}: truncated")
         added = ScriptedModel(spec(name or source), says("new"))

@@ -103,6 +103,8 @@ def test_silence_is_filled_with_comments_and_events_come_as_they_are_made() -> N
         lines = (line for line in reply.iter_lines() if line)
         assert '"text":"a"' in next(lines)
         assert next(lines) == next(lines) == ": waiting, 2 requests come before this one"
+        behind.served["m"].detail = "it is fetched"
+        assert ": waiting, 2 requests come before this one; of the model: it is fetched" in lines
         gate.open()
         rest = [line for line in lines if not line.startswith(":")]
     assert '"text":"b"' in rest[0]

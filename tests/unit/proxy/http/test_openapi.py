@@ -13,8 +13,10 @@ from fastapi.routing import APIRoute
 
 from proxy.http import dashboard
 from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.anthropic import messages
 from proxy.http.fields import Fields, Parameter, Unsupported
 from proxy.http.openai import chat, completions, embeddings, models, rerank, tokenize
+from proxy.http.responses import responses
 from proxy.http.security.authorise import authorise
 from proxy.http.security.key_guard import ADMIN
 from tests.fuzzing import fuzz, operations
@@ -22,7 +24,8 @@ from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import byte_text, get, market, pooling_market, post, says
 
 DOCUMENT: dict[str, Any] = get(market(), "/openapi.json").json()
-ROUTERS = (completions, chat, embeddings, rerank, models, model_admin, memory, history, dashboard, tokenize, status)
+_ASKING = (completions, chat, embeddings, rerank, messages, responses)
+ROUTERS = (*_ASKING, models, model_admin, memory, history, dashboard, tokenize, status)
 POOLING = {"/v1/embeddings": "e", "/v1/rerank": "r", "/v1/score": "r"}
 
 
@@ -70,6 +73,9 @@ TOOLS = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": {"type": "function", "function": {"name": "f"}},
 }
+TURNS = [{"role": "user", "content": "x"}]
+USED = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "tool", "name": "f"}}
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -79,6 +85,17 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("/tokenize", "TokenizeBody", {"messages": MESSAGES} | TOOLS),
     ("/tokenize", "TokenizeBody", {"prompt": "x"}),
     ("/detokenize", "DetokenizeBody", {"tokens": [1]}),
+    (
+        "/v1/messages",
+        "MessageBody",
+        {"max_tokens": 9, "messages": TURNS, "system": "x", "stop_sequences": ["y"]} | USED,
+    ),
+    ("/v1/messages/count_tokens", "TokensBody", {"messages": TURNS, "system": "x"} | USED),
+    (
+        "/v1/responses",
+        "ResponseBody",
+        {"input": "x", "tools": [FUNCTION], "tool_choice": "required", "text": {"format": {"type": "text"}}},
+    ),
     ("/models/load", "LoadBody", {"source": "x"}),
     ("/models/update", "UpdateBody", {"slo": {"ttft_ms": 9}, "limits": {"concurrent": 1}}),
     ("/models/evict", "ModelBody", {}),
@@ -134,5 +151,5 @@ def test_it_lists_the_parameters_that_are_taken_and_each_is_read(
     content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     assert content["schema"] == {"$ref": f"#/components/schemas/{component}"}
     listed = set(DOCUMENT["components"]["schemas"][component]["properties"])
-    taken = {each for fields, names in read.items() if not fields._prefix for each in names}
+    taken = {each for fields, names in read.items() if type(fields).__name__ == component for each in names}
     assert taken <= listed

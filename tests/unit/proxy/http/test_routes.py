@@ -93,7 +93,9 @@ def test_tokenizing_needs_a_tokenizer() -> None:
     assert post(market(text=byte_text(None)), "/tokenize", body).status_code == 400
 
 
-@pytest.mark.parametrize("path", ["/v1/moderations", "/v1/responses", "/v1/audio/speech", "/v1/images/generations"])
+@pytest.mark.parametrize(
+    "path", ["/v1/moderations", "/v1/messages/batches", "/v1/audio/speech", "/v1/images/generations"]
+)
 def test_families_that_are_not_served_say_so(path: str) -> None:
     reply = post(market(), path, {"model": "m"})
     assert reply.status_code == 501

@@ -19,6 +19,7 @@ from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.launcher.remote_proxy import RemoteProxy
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.metrics.scrape import Family
+from aegis.telemetry.registration import Waiting
 from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import (
     Card,
@@ -72,7 +73,9 @@ class FakeQueries:
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         return nbytes + round(timeout_s)
 
-    async def add_model(self, source: str, name: str | None) -> Model:
+    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> Model | Waiting:
+        if lazy:
+            return Waiting(ModelId(name or source), source)
         if source == "endless":
             try:
                 await asyncio.Event().wait()
@@ -215,7 +218,11 @@ def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
 def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
         added = await pair.node.queries.add_model("somewhere", None)
+        assert not isinstance(added, Waiting)
         assert pair.node.models()[added.spec.model] is added
+        assert await pair.node.queries.add_model("elsewhere", "late", lazy=True) == Waiting(
+            ModelId("late"), "elsewhere"
+        )
 
     paired(tmp_path, work)
 

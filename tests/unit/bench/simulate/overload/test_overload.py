@@ -118,12 +118,17 @@ def test_what_a_file_holds_is_not_simulated_again_and_the_whole_is_the_same(tmp_
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_another_one(tmp_path: Path) -> None:
-    choice = replace(ONE, only=("arena/1gpus", "0.5rps/x1.5"))
-    directory = with_trace(tmp_path, "arena27.csv.gz")
+@pytest.mark.parametrize(
+    ("cell", "file"), [("arena/1gpus", "arena27.csv.gz"), ("servegen/6gpus", "servegen_market.csv.gz")]
+)
+def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_another_one(
+    cell: str, file: str, tmp_path: Path
+) -> None:
+    choice = replace(ONE, only=(cell, "0.5rps/x1.5"))
+    directory = with_trace(tmp_path, file)
     first = written(overload(directory, tiny=True), tmp_path, choice)
-    assert [cell["cell"] for cell in first["cells"]] == ["arena/1gpus", "poisson-0.5rps/x1.5"]
-    assert first["cells"][0]["setting"]["trace"] == "arena27.csv.gz"
+    assert [each["cell"] for each in first["cells"]] == [cell, "poisson-0.5rps/x1.5"]
+    assert first["cells"][0]["setting"]["trace"] == file
     assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3, 3]
     assert written(overload(tiny=True), tmp_path, choice) == first
 

@@ -13,6 +13,7 @@ from aegis.config.config import RedisSettings
 from aegis.metadata.store import open_store
 from aegis.telemetry.registration import RegisteringModel
 from proxy.http.app import create_app
+from tests.event_laws import check_messages, check_responses, events_of
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, ScriptedModel, calling, market, says, spec
 
 PATHS = {
@@ -31,7 +32,7 @@ def asked(behind: ScriptedMarket, path: str, came: bool, **more: Any) -> httpx.R
     """What is answered where the model comes, or does not, a moment after it was asked for."""
 
     async def calls(client: httpx.AsyncClient) -> httpx.Response:
-        asking = asyncio.create_task(client.post(path, json=PATHS[path] | {"model": "new"} | more))
+        asking = asyncio.create_task(client.post(path, json=PATHS.get(path, {}) | {"model": "new"} | more))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not asking.done() and not behind.submitted
@@ -73,6 +74,60 @@ def test_what_is_refused_after_the_wait_ends_the_stream() -> None:
         line for line in asked(expecting(), "/v1/completions", came=True, stream=True, n=0).text.splitlines() if line
     ]
     assert json.loads(last.removeprefix("data: "))["error"]["param"] == "n"
+
+
+def lazy(behind: ScriptedMarket, tries: int = 0, refusal: str = "") -> ScriptedMarket:
+    behind.registering["new"] = RegisteringModel("hf://org/new", "waits", True, tries, refusal)
+    return behind
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_lazy_model_is_wanted_by_its_first_request_and_answered_when_it_has_come(path: str) -> None:
+    behind = lazy(market())
+    reply = asked(behind, path, came=True)
+    assert reply.status_code == 200 and "hello" in reply.text
+    assert behind.wanted == ["new"]
+    behind = lazy(market())
+    lines = [line for line in asked(behind, path, came=True, stream=True).text.splitlines() if line]
+    assert lines[0] == ": model 'new' is being registered: waits" and lines[-1] == "data: [DONE]"
+    assert behind.wanted == ["new"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lazy_model_that_does_not_come_is_told_and_may_be_tried_again(stream: bool) -> None:
+    behind = lazy(market(), tries=1, refusal="an earlier one")
+
+    async def calls(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response]:
+        body = PATHS["/v1/completions"] | {"model": "new", "stream": stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not asking.done(), "what failed before it came is not its concern"
+        lazy(behind, tries=2, refusal="the hub is away")
+        first = await asking
+        again = asyncio.create_task(client.post("/v1/completions", json=body))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        lazy(behind, tries=3, refusal="it is still away")
+        return first, await again
+
+    for reply, told in zip(calling(behind, calls), ("the hub is away", "it is still away"), strict=True):
+        text = reply.text.splitlines()[-2].removeprefix("data: ") if stream else reply.text
+        error = json.loads(text)["error"]
+        assert (error["code"], error["message"]) == ("model_not_fetched", f"model 'new' cannot be served now: {told}")
+        assert stream or reply.status_code == 503
+    assert behind.wanted == ["new", "new"]
+
+
+def test_lazy_models_are_listed_as_such() -> None:
+    (coming,) = calling(lazy(market()), lambda client: client.get("/v1/models")).json()["coming"]
+    assert (coming["id"], coming["state"], coming["detail"]) == ("new", "lazy", "waits")
+
+
+def test_a_model_may_be_added_lazily() -> None:
+    body = {"source": "hf://org/new", "name": "new", "lazy": True}
+    reply = calling(market(), lambda client: client.post("/models/load", json=body))
+    assert (reply.status_code, reply.json()["state"], reply.json()["root"]) == (200, "lazy", "hf://org/new")
 
 
 def test_models_on_their_way_are_listed() -> None:
@@ -146,3 +201,19 @@ class Stream:
 def answer(stream: str) -> str:
     events = [line.removeprefix("data: ") for line in stream.splitlines() if line.startswith("data: {")]
     return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+TRANSLATED = {
+    "/v1/messages": ({"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}, check_messages),
+    "/v1/responses": ({"input": "x"}, check_responses),
+}
+
+
+@pytest.mark.parametrize("path", TRANSLATED)
+@pytest.mark.parametrize("came", [False, True])
+def test_translated_streams_that_waited_keep_the_laws_of_their_events(path: str, came: bool) -> None:
+    body, check = TRANSLATED[path]
+    stream = asked(expecting(), path, came, stream=True, **body).text
+    assert stream.startswith(": model 'new' is being registered: reading")
+    check(events_of(stream))
+    assert ("there is no model 'new'" in stream) != came

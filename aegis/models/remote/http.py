@@ -1,0 +1,81 @@
+"""Reads what sources answer over HTTP: a client that all of a fetch shares, and answers as lists are read from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from aegis.core.errors import ModelRefused
+
+LIST_BYTES_MAX = 64 << 20
+_TRIES = 4
+_FIRST_WAIT_S = 0.5
+_TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""What is answered so may be answered otherwise later."""
+
+
+def new_client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(follow_redirects=True, timeout=_TIMEOUT, headers={"Accept-Encoding": "identity"})
+
+
+class Gone(ModelRefused):
+    """The source answers that it does not have it, or not for us; `code` is the status."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.answered = code
+
+
+class Away(ModelRefused):
+    """The source cannot be reached, or is busy for long."""
+
+
+def host_of(url: str) -> str:
+    return httpx.URL(url).netloc.decode("ascii", "replace")
+
+
+async def read(
+    client: httpx.AsyncClient, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
+) -> httpx.Response:
+    """The whole answer, which is a list or a small file. Raises Gone, and Away after some tries."""
+    reason = ""
+    for attempt in range(_TRIES):
+        if attempt:
+            await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
+        try:
+            async with client.stream(method, url, headers=dict(headers or {})) as response:
+                if response.status_code in BUSY:
+                    reason = f"answers {response.status_code}"
+                    continue
+                if response.status_code != httpx.codes.OK:
+                    code = response.status_code
+                    raise Gone(f"{host_of(url)} answers {code} to {method} {httpx.URL(url).path}", code)
+                body = bytearray()
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > LIST_BYTES_MAX:
+                        raise ModelRefused(f"{host_of(url)} answers a list with more than {LIST_BYTES_MAX >> 20} MiB")
+                told = httpx.Headers([pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"])
+                return httpx.Response(response.status_code, headers=told, content=bytes(body))
+        except httpx.HTTPError as error:
+            reason = f"cannot be reached ({why(error)})"
+        except httpx.InvalidURL:
+            raise ModelRefused("its address is not one that can be asked") from None
+    raise Away(f"{host_of(url)} {reason}, {_TRIES} times in a row; try again later")
+
+
+def as_json(response: httpx.Response, what: str) -> Any:
+    """Raises ModelRefused."""
+    try:
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        raise ModelRefused(f"{what} is not readable as JSON") from None
+
+
+def why(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

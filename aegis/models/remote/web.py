@@ -1,0 +1,123 @@
+"""Checkpoints behind any web server: a folder whose index is JSON or a page of links."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+import httpx
+
+from aegis.core.errors import ModelRefused
+from aegis.models.remote.address import WebAddress
+from aegis.models.remote.http import Gone, as_json, read
+from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums, refuse_climbing
+
+_HEADS_AT_ONCE = 8
+_NO_HEAD = (405, 501)
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+
+
+class Folder:
+    """The folder at an address, or beside the index that the address names."""
+
+    def __init__(self, address: WebAddress) -> None:
+        self._index = address.url if address.url.endswith(".json") else address.url.rstrip("/") + "/"
+
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
+        """Raises ModelRefused."""
+        answer = await read(client, self._index)
+        is_page = "html" in answer.headers.get("content-type", "")
+        entries = _links(answer.text, self._index) if is_page else _entries(as_json(answer, "the folder's index"))
+        if len(entries) > FILES_MAX:
+            raise ModelRefused(f"it has more than {FILES_MAX} files")
+        refuse_climbing(entry.name for entry in entries)
+        found = [_placed(entry, urljoin(self._index, quote(entry.name))) for entry in entries]
+        if any(file.name == SUMS for file in found):
+            sums = read_sums((await read(client, urljoin(self._index, SUMS))).text)
+            found = [_summed(file, sums.get(file.name)) for file in found]
+        needed = {file.name for file in beside_weights(Listing(tuple(found)))}
+        gate = asyncio.Semaphore(_HEADS_AT_ONCE)
+        asked = [file.name in needed or file.name.endswith(".safetensors") for file in found]
+        files = await asyncio.gather(
+            *(_headed(client, file, gate) for file, wanted in zip(found, asked, strict=True) if wanted)
+        )
+        pickled = [file for file, wanted in zip(found, asked, strict=True) if not wanted]
+        return Listing((*files, *pickled))
+
+    async def locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
+        return file.url, file.headers
+
+
+def _placed(entry: RemoteFile, url: str) -> RemoteFile:
+    return RemoteFile(entry.name, url, entry.size_bytes, entry.sha256)
+
+
+def _summed(file: RemoteFile, sha256: str | None) -> RemoteFile:
+    return RemoteFile(file.name, file.url, file.size_bytes, file.sha256 or sha256)
+
+
+async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Semaphore) -> RemoteFile:
+    """With what the server says of it. A server that knows no HEAD is asked for the file all the same."""
+    try:
+        async with gate:
+            answer = await read(client, file.url, method="HEAD")
+    except Gone as gone:
+        if gone.answered in _NO_HEAD:
+            return file
+        raise
+    etag, size = answer.headers.get("etag", ""), answer.headers.get("content-length", "")
+    strong = etag if etag.startswith('"') else ""
+    tag = file.sha256 or strong or answer.headers.get("last-modified")
+    size_bytes = int(size) if size.isascii() and size.isdigit() else None
+    if None not in (size_bytes, file.size_bytes) and size_bytes != file.size_bytes:
+        raise ModelRefused(f"{file.name} has {size_bytes} bytes, its index says {file.size_bytes}")
+    headers = {"If-Range": strong} if strong else {}
+    return RemoteFile(file.name, file.url, size_bytes or file.size_bytes, file.sha256, tag, headers=headers)
+
+
+def _entries(index: Any) -> list[RemoteFile]:
+    """Of `{"files": [{"name", "size", "sha256"}]}`, of such a list alone, and of what nginx writes as JSON."""
+    listed = index.get("files") if isinstance(index, dict) else index
+    if not isinstance(listed, list):
+        raise ModelRefused('the folder\'s index has no files; expected {"files": [{"name", "size", "sha256"}]}')
+    entries = []
+    for each in listed:
+        entry = {"name": each} if isinstance(each, str) else each
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ModelRefused("an entry of the folder's index has no name")
+        size, sha256 = entry.get("size"), entry.get("sha256")
+        size_bytes = size if isinstance(size, int) and size >= 0 else None
+        if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
+            raise ModelRefused(f"{name}: the folder's index has {str(sha256)[:80]!r} for its sha256")
+        if entry.get("type", "file") == "file":
+            entries.append(RemoteFile(name, "", size_bytes, sha256.lower() if sha256 else None))
+    return entries
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _links(page: str, folder: str) -> list[RemoteFile]:
+    """Of what lies in the folder itself; pages link to other places, too."""
+    parser = _Links()
+    parser.feed(page)
+    names: dict[str, None] = {}
+    for link in parser.found:
+        try:
+            url = urljoin(folder, urlsplit(link)._replace(query="", fragment="").geturl())
+        except ValueError:
+            continue
+        name = unquote(url.removeprefix(folder))
+        if url.startswith(folder) and name and "/" not in name:
+            names[name] = None
+    return [RemoteFile(name, "") for name in names]

@@ -1,0 +1,150 @@
+"""The wording of replies of `/v1/responses`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b
+from typing import cast
+
+from msgspec import Raw, Struct, structs
+
+from aegis.core.errors import UserError
+from aegis.core.request import FinishReason
+from proxy.http.openai.chat import Conversation
+from proxy.http.openai.chat_reader import ChatReader
+from proxy.http.openai.choices import Usage
+from proxy.http.responses.response_events import ResponseEvent, ResponseEvents
+from proxy.http.responses.response_items import (
+    Incomplete,
+    InputDetails,
+    Item,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+from proxy.http.responses.running_responses import RunningResponse
+from proxy.http.streaming.event_stream import named_event
+from proxy.http.streaming.transcript import Piece
+from proxy.http.structured.tool_calls import MISTRAL
+
+
+class Callbacks(Struct, frozen=True):
+    """`begin` and `end` are called when a response runs, and when it is over; `keep` keeps it for later requests, if it
+    is to be, and `now_s` is the date."""
+
+    begin: Callable[[], RunningResponse]
+    end: Callable[[RunningResponse, ResponseObject | None], None]
+    keep: Callable[[ResponseObject], Awaitable[None]]
+    now_s: Callable[[], float]
+
+
+_ERRORS = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+class ResponseShape:
+    """A `reply_shape.Shape` of one choice."""
+
+    def __init__(self, head: ResponseObject, callbacks: Callbacks, asked: Conversation) -> None:
+        """`head` is the response as it begins."""
+        self._head = structs.replace(head, model=asked.served.spec.model)
+        self._callbacks = callbacks
+        self._mistral = bool(asked.reading.tools and asked.reading.tools.form is MISTRAL)
+        self._reader = ChatReader(asked.reading)
+        self._events = ResponseEvents(self._name_item, self._name_call)
+        self._finish: FinishReason | None = None
+        self._final: ResponseObject | None = None
+        self._running = callbacks.begin()
+
+    @property
+    def stop(self) -> asyncio.Event:
+        return self._running.stop
+
+    def begun(self) -> bytes:
+        return _worded(self._events.begin(self._head))
+
+    def told(self, index: int, piece: Piece) -> bytes:
+        return _worded(self._take(piece))
+
+    def ended(self, usage: Usage) -> bytes:
+        closed = self._close()
+        self._final = self._ended(usage)
+        return _worded([*closed, *self._events.end(self._final)])
+
+    def failed(self, error: UserError) -> bytes:
+        return failure(self._events, self._head, error)
+
+    def choice(self, index: int, piece: Piece) -> Sequence[Struct]:
+        self._take(piece)
+        self._close()
+        return self._events.output
+
+    def whole(self, choices: Sequence[Raw], usage: Usage) -> ResponseObject:
+        self._final = self._ended(usage)
+        (output,) = choices
+        return structs.replace(self._final, output=cast("list[Item]", output))
+
+    async def kept(self) -> None:
+        if self._final:
+            await self._callbacks.keep(self._final)
+
+    def closed(self) -> None:
+        self._callbacks.end(self._running, self._final)
+
+    def _take(self, piece: Piece) -> list[ResponseEvent]:
+        self._finish = piece.finish
+        return self._events.take(self._reader.read(piece))
+
+    def _close(self) -> list[ResponseEvent]:
+        return self._events.close("completed" if self._finish == FinishReason.STOP else "incomplete")
+
+    def _ended(self, usage: Usage) -> ResponseObject:
+        cut = self._finish == FinishReason.LENGTH
+        ended: Status = "incomplete" if cut else "completed"
+        if self._finish is None:
+            ended = "cancelled"
+        told = ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(usage.prompt_tokens_details.cached_tokens),
+            usage.completion_tokens,
+            OutputDetails(self._reader.reasoning_tokens),
+            usage.total_tokens,
+        )
+        return structs.replace(
+            self._head,
+            status=ended,
+            incomplete_details=Incomplete("max_output_tokens") if cut else None,
+            completed_at=int(self._callbacks.now_s()) if ended == "completed" else None,
+            output=self._events.output,
+            usage=told,
+        )
+
+    def _name_item(self, kind: str, index: int) -> str:
+        return item_id(self._head, kind, index)
+
+    def _name_call(self, call: int) -> str:
+        """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+        name = item_id(self._head, "call", call)
+        return name.removeprefix("call_")[:9] if self._mistral else name
+
+
+def item_id(head: ResponseObject, kind: str, index: int) -> str:
+    return f"{kind}_{blake2b(f'{head.id} {kind} {index}'.encode(), digest_size=16).hexdigest()}"
+
+
+def failure(events: ResponseEvents, head: ResponseObject, error: UserError) -> bytes:
+    """The last events of a stream that cannot go on, of which nothing may have been told yet."""
+    begun = [] if events.begun else events.begin(head)
+    closed = events.close("incomplete")
+    return _worded([*begun, *closed, *events.end(failed_response(head, error, events.output))])
+
+
+def failed_response(head: ResponseObject, error: UserError, output: Sequence[Item] = ()) -> ResponseObject:
+    told = ResponseError(_ERRORS.get(error.status, "server_error"), error.message)
+    return structs.replace(head, status="failed", error=told, output=list(output))
+
+
+def _worded(events: Sequence[ResponseEvent]) -> bytes:
+    return b"".join(named_event(str(event.__struct_config__.tag), event) for event in events)

@@ -1,0 +1,163 @@
+"""`POST /v1/responses`, and what becomes of a response: `GET`, `DELETE` and cancel."""
+
+from __future__ import annotations
+
+from functools import partial
+from hashlib import blake2b
+from time import time
+
+import msgspec
+from fastapi import Request, Response
+from msgspec import Struct, structs
+
+from aegis.core.errors import UserError
+from proxy.http.direct_routes import direct_router
+from proxy.http.errors import shown
+from proxy.http.ignored import Ignored
+from proxy.http.openai.chat import ChatBody, converse, needs_chat_template
+from proxy.http.openai.held_requests import held
+from proxy.http.openai.models import find_servable
+from proxy.http.openapi import ASKING, EVENTS, operation
+from proxy.http.replies import json_reply
+from proxy.http.request.body import read_body
+from proxy.http.request.worker_thread import beside_loop
+from proxy.http.request_ids import id_of
+from proxy.http.responses import background, kept
+from proxy.http.responses.input_items import InputReader
+from proxy.http.responses.response_body import ResponseBody, chat_request, head_of
+from proxy.http.responses.response_events import ResponseEvents
+from proxy.http.responses.response_items import ResponseObject
+from proxy.http.responses.response_shape import Callbacks, ResponseShape, failure, item_id
+from proxy.http.responses.stored_responses import StoredResponse
+from proxy.http.security.key_guard import caller_of
+from proxy.http.security.large_bodies import SMALL_BYTES
+from proxy.http.settings import market_of, settings_of
+from proxy.http.translated import Translated
+
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+}
+"""Parameters of chat by their names here."""
+
+_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[\\w-]+$"}}
+_FINDING = (400, 401, 404, 503)
+
+router = direct_router()
+
+
+class Deleted(Struct, frozen=True):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+@router.post(
+    "/v1/responses",
+    **operation(
+        "Answer, as OpenAI's Responses API does",
+        ResponseObject,
+        takes=ResponseBody,
+        kinds=(EVENTS,),
+        problems=ASKING,
+    ),
+)
+async def create_response(request: Request) -> Response:
+    body = await read_body(request, ResponseBody, settings_of(request).body_bytes_max)
+    head, ignored = head_of(body, _id_for(request), int(time())), Ignored()
+    if not settings_of(request).responses_ttl_s:
+        head = structs.replace(head, store=False)
+
+    def failed(error: UserError) -> bytes:
+        return failure(ResponseEvents(partial(item_id, head), str), head, error)
+
+    return ignored.tell(request, await held(request, body, lambda: _answer(request, body, head, ignored), failed))
+
+
+def _id_for(request: Request) -> str:
+    """The same for a retry, and nobody else's."""
+    asked = f"{caller_of(request).name} {id_of(request.scope)}"
+    return f"resp_{blake2b(asked.encode(), digest_size=24).hexdigest()}"
+
+
+async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ignored: Ignored) -> Response:
+    text = needs_chat_template(find_servable(market_of(request), body))
+    before = await kept.conversation_before(request, body.previous_response_id)
+
+    nbytes = before.nbytes + body.nbytes
+
+    def read() -> tuple[kept.KeptConversation, Translated]:
+        conversation = [*before.messages, *InputReader(body, ignored).read()]
+        return kept.KeptConversation(conversation, nbytes), chat_request(body, conversation, text, ignored)
+
+    conversation, chat = await beside_loop(read, nbytes, few=SMALL_BYTES)
+
+    async def generate(asking: Request) -> Response:
+        return await _converse(asking, head, conversation, chat)
+
+    return await (background.begin(request, head, generate) if head.background else generate(request))
+
+
+async def _converse(
+    request: Request, head: ResponseObject, conversation: kept.KeptConversation, chat: Translated
+) -> Response:
+    async def keep(response: ResponseObject) -> None:
+        if response.store:
+            await kept.keep(request, response, conversation)
+
+    running, key = kept.running_of(request), kept.own_key(request, head.id)
+    callbacks = Callbacks(partial(running.begin, key), partial(running.end, key), keep, time)
+    with chat.renamed(_NAMES):
+        shape = partial(ResponseShape, head, callbacks)
+        return await converse(request, ChatBody(chat.values, nbytes=conversation.nbytes), shape, cuts=True)
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    **operation("A response that is kept", ResponseObject, problems=_FINDING, parameters=(_ID,)),
+)
+async def retrieve_response(request: Request) -> Response:
+    return Response(bytes((await _stored(request)).response), media_type="application/json")
+
+
+@router.delete(
+    "/v1/responses/{response_id}",
+    **operation("Keeps a response no longer", Deleted, problems=_FINDING, parameters=(_ID,)),
+)
+async def delete_response(request: Request) -> Response:
+    response_id = request.path_params["response_id"]
+    if not await kept.store_of(request).remove(kept.own_key(request, response_id)):
+        raise _no_response(response_id)
+    return json_reply(Deleted(response_id))
+
+
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    **operation("Ends a response where it is", ResponseObject, problems=(*_FINDING, 409), parameters=(_ID,)),
+)
+async def cancel_response(request: Request) -> Response:
+    """One that this proxy is generating. What it has so far is its output."""
+    ended = await kept.running_of(request).cancel(kept.own_key(request, request.path_params["response_id"]))
+    if ended is not None:
+        return json_reply(ended)
+    status = msgspec.json.decode((await _stored(request)).response)["status"]
+    if status == "in_progress":
+        message = "the response is not begun yet, or at another proxy, which alone can cancel it: try again"
+        raise UserError(message, status=409, param="response_id", code="response_elsewhere")
+    raise UserError(f"the response has ended: it is {status}", param="response_id", code="response_ended")
+
+
+async def _stored(request: Request) -> StoredResponse:
+    """Raises UserError: 404, 503."""
+    response_id = request.path_params["response_id"]
+    found = await kept.find(request, response_id)
+    if found is None:
+        raise _no_response(response_id)
+    return found
+
+
+def _no_response(response_id: str) -> UserError:
+    message = f"there is no response {shown(response_id)} (any more)"
+    return UserError(message, status=404, param="response_id", code="response_not_found")

@@ -1,0 +1,266 @@
+"""Checkpoints of real servers over HTTP: listed, fetched, gone on with, refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aegis.core.errors import ModelRefused
+from aegis.models.remote.checkpoint import RemoteCheckpoint
+from aegis.models.remote.stored import Stored
+from tests.checkpoint_server import CheckpointServer, serving
+from tests.unit.models.remote.tiny import FILES, SHARDED, write_files
+
+Remote = Callable[[str], RemoteCheckpoint]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[CheckpointServer]:
+    write_files(tmp_path / "web" / "org" / "tiny", FILES)
+    write_files(tmp_path / "web" / "org" / "sharded", SHARDED)
+    with serving(tmp_path / "web") as server:
+        yield server
+
+
+@pytest.fixture
+def remote(tmp_path: Path, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    """By the name of its repository, or by its address."""
+    monkeypatch.setenv("HF_ENDPOINT", web.url)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("aegis.models.remote.http._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("aegis.models.remote.fetch_core.FIRST_WAIT_NS", 1_000_000)
+    return lambda source: RemoteCheckpoint(source, tmp_path / "cache", lambda text, within_s: None)
+
+
+def fetched(checkpoint: RemoteCheckpoint) -> dict[str, bytes]:
+    checkpoint.look()
+    directory = checkpoint.fetch().checkpoint.directory
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def needed(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: content for name, content in files.items() if not name.endswith((".py", ".bin", ".md"))}
+
+
+@pytest.mark.parametrize("source", ["hf://org/tiny", "hf://org/tiny@v1", "{url}/org/tiny", "{url}/org/tiny/"])
+def test_what_a_checkpoint_needs_is_fetched_and_nothing_else(
+    remote: Remote, web: CheckpointServer, source: str
+) -> None:
+    assert fetched(remote(source.format(url=web.url))) == needed(FILES)
+    assert not web.asked_for(".py") and not web.asked_for(".bin")
+
+
+def test_shards_that_an_index_names_are_fetched(remote: Remote) -> None:
+    files = fetched(remote("hf://org/sharded"))
+    assert files == {name: content for name, content in SHARDED.items() if name != "consolidated.safetensors"}
+
+
+def test_a_look_takes_no_weights_and_knows_their_digests(remote: Remote, web: CheckpointServer) -> None:
+    looked = remote("hf://org/tiny").look()
+    assert looked.digests == (hashlib.sha256(FILES["model.safetensors"]).hexdigest(),)
+    assert looked.missing_bytes == looked.weights_bytes == len(FILES["model.safetensors"])
+    assert not web.asked_for("model.safetensors")
+
+
+def test_a_token_goes_to_the_hub_and_is_asked_for_where_it_lacks(
+    remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    web.token = "secret"
+    with pytest.raises(ModelRefused, match="answers 401: set HF_TOKEN"):
+        remote("hf://org/tiny").look()
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert fetched(remote("hf://org/tiny")) == needed(FILES)
+
+
+def test_a_model_or_revision_that_is_not_there_is_refused(remote: Remote, web: CheckpointServer) -> None:
+    for source in ("hf://org/none", "hf://org/tiny@v9"):
+        with pytest.raises(ModelRefused, match="has no such model at revision"):
+            remote(source).look()
+    with pytest.raises(ModelRefused, match="answers 404 to GET /none/"):
+        remote(f"{web.url}/none").look()
+
+
+def test_a_fetch_that_breaks_off_goes_on_from_the_byte_that_is_there(remote: Remote, web: CheckpointServer) -> None:
+    web.cut["model.safetensors"] = [100_000, 50_000]
+    assert fetched(remote(f"{web.url}/org/tiny")) == needed(FILES)
+    assert [asked.start for asked in web.asked_for("model.safetensors")] == [0, 100_000, 150_000]
+
+
+@pytest.mark.parametrize("source", ["hf://org/tiny", "{url}/org/tiny"])
+def test_a_registry_away_mid_file_is_one_line_and_the_next_fetch_goes_on(
+    remote: Remote, web: CheckpointServer, source: str
+) -> None:
+    checkpoint = remote(source.format(url=web.url))
+    checkpoint.look()
+    web.cut["model.safetensors"] = [100_000] + [0] * 20
+    with pytest.raises(ModelRefused, match=r"^model\.safetensors: 127\.0\.0\.1:\d+ is away .*6 times in a row"):
+        checkpoint.fetch()
+    web.cut.clear()
+    assert fetched(remote(source.format(url=web.url))) == needed(FILES)
+    assert web.asked_for("model.safetensors")[-1].start == 100_000
+
+
+def test_a_server_without_ranges_or_tags_starts_anew(remote: Remote, web: CheckpointServer) -> None:
+    web.ranges = web.etags = False
+    web.cut["model.safetensors"] = [100_000]
+    assert fetched(remote(f"{web.url}/org/tiny")) == needed(FILES)
+
+
+@pytest.mark.parametrize("source", ["hf://org/tiny", "{url}/org/tiny"])
+def test_a_file_that_changed_meanwhile_is_fetched_anew(remote: Remote, web: CheckpointServer, source: str) -> None:
+    checkpoint = remote(source.format(url=web.url))
+    checkpoint.look()
+    web.cut["model.safetensors"] = [100_000] + [0] * 20
+    with pytest.raises(ModelRefused):
+        checkpoint.fetch()
+    web.cut.clear()
+    web.asked.clear()
+    other = SHARDED["model-00001-of-00002.safetensors"]
+    (web.root / "org" / "tiny" / "model.safetensors").write_bytes(other)
+    assert fetched(remote(source.format(url=web.url)))["model.safetensors"] == other
+    assert [asked.start for asked in web.asked_for("model.safetensors")] == [0]
+
+
+def test_a_wrong_byte_is_fetched_again_once_and_then_refused(remote: Remote, web: CheckpointServer) -> None:
+    web.wrong.add("model.safetensors")
+    with pytest.raises(ModelRefused, match=r"model\.safetensors has the sha256 .*, fetched twice"):
+        fetched(remote("hf://org/tiny"))
+    assert len(web.asked_for("model.safetensors")) == 2
+    web.wrong.clear()
+    assert fetched(remote("hf://org/tiny")) == needed(FILES)
+
+
+def test_an_index_as_json_has_digests(remote: Remote, web: CheckpointServer) -> None:
+    listed = [
+        {"name": name, "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in FILES.items()
+    ]
+    index = web.root / "org" / "tiny" / "index.json"
+    index.write_text(json.dumps({"files": listed}))
+    assert fetched(remote(f"{web.url}/org/tiny/index.json")) == needed(FILES)
+    listed[0]["sha256"] = "0" * 64
+    index.write_text(json.dumps({"files": listed}))
+    with pytest.raises(ModelRefused, match="instead of 000000000000"):
+        fetched(remote(f"{web.url}/org/tiny/index.json"))
+    for climbing in ("../../etc/passwd.json", "/etc/passwd.json", "..\\x.json"):
+        index.write_text(json.dumps({"files": [*listed, {"name": climbing}]}))
+        with pytest.raises(ModelRefused, match="is no file in its directory"):
+            fetched(remote(f"{web.url}/org/tiny/index.json"))
+
+
+def test_a_list_of_sums_in_a_folder_is_believed(remote: Remote, web: CheckpointServer) -> None:
+    sums = web.root / "org" / "tiny" / "SHA256SUMS"
+    sums.write_text(f"{'0' * 64}  model.safetensors\n")
+    with pytest.raises(ModelRefused, match="instead of 000000000000"):
+        fetched(remote(f"{web.url}/org/tiny"))
+    digest = hashlib.sha256(FILES["model.safetensors"]).hexdigest()
+    sums.write_text(f"{digest} *./model.safetensors\n")
+    assert remote(f"{web.url}/org/tiny").look().digests == (digest,)
+
+
+def test_of_a_tar_only_what_is_needed_is_fetched(remote: Remote, web: CheckpointServer) -> None:
+    with tarfile.open(web.root / "tiny.tar", "w") as tar:
+        tar.add(web.root / "org" / "tiny", "tiny-1.0")
+    assert fetched(remote(f"{web.url}/tiny.tar")) == needed(FILES)
+    sent = sum(asked.sent_bytes for asked in web.asked)
+    assert sent < len(FILES["model.safetensors"]) + (1 << 19), "not the pickled weights, too"
+    web.ranges = False
+    with pytest.raises(ModelRefused, match="sends no parts of files"):
+        fetched(remote(f"{web.url}/tiny.tar"))
+
+
+def test_a_tar_that_climbs_out_is_refused_and_links_are_not_followed(remote: Remote, web: CheckpointServer) -> None:
+    link = tarfile.TarInfo("tiny/extra.json")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(web.root / "tiny.tar", "w") as tar:
+        tar.add(web.root / "org" / "tiny", "tiny")
+        tar.addfile(link)
+    assert fetched(remote(f"{web.url}/tiny.tar")) == needed(FILES)
+    with tarfile.open(web.root / "bad.tar", "w") as tar:
+        tar.add(web.root / "org" / "tiny" / "config.json", "../config.json")
+    with pytest.raises(ModelRefused, match="is no file in its directory"):
+        remote(f"{web.url}/bad.tar").look()
+
+
+def test_pickled_weights_are_refused_before_anything_is_fetched(remote: Remote, web: CheckpointServer) -> None:
+    (web.root / "org" / "tiny" / "model.safetensors").unlink()
+    with pytest.raises(ModelRefused, match=r"pickled \(pytorch_model.bin\)"):
+        remote("hf://org/tiny").look()
+
+
+def test_a_source_that_is_away_has_what_it_had(remote: Remote, web: CheckpointServer, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="in a row; try again later"):
+        web.away = True
+        remote("hf://org/tiny").look()
+    web.away = False
+    fetched(remote("hf://org/tiny"))
+    web.away = True
+    assert fetched(remote("hf://org/tiny")) == needed(FILES)
+    stored = Stored(tmp_path / "cache", "hf://org/tiny")
+    (stored.files / "model.safetensors").unlink()
+    assert remote("hf://org/tiny").look().digests, "an image of it would be found"
+    with pytest.raises(ModelRefused):
+        fetched(remote("hf://org/tiny"))
+
+
+def test_a_file_that_never_ends_is_refused_and_so_are_weights_of_unknown_size(
+    remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.lengths = False
+    with pytest.raises(ModelRefused, match=r"^model\.safetensors: its source does not say how large it is"):
+        remote(f"{web.url}/org/tiny").look()
+    (web.root / "org" / "tiny" / "config.json").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr("aegis.models.remote.listing.JSON_BYTES_MAX", 1 << 20)
+    with pytest.raises(ModelRefused, match=r"^config\.json has more than 1 MiB"):
+        remote(f"{web.url}/org/tiny").look()
+    web.lengths = True
+    with pytest.raises(ModelRefused, match=r"^config\.json has 3 MiB, at most 1 are read"):
+        remote(f"{web.url}/org/tiny").look()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from aegis.core.errors import ModelRefused
+from aegis.models.remote.checkpoint import RemoteCheckpoint
+checkpoint = RemoteCheckpoint(sys.argv[1], Path(sys.argv[2]), lambda text, within_s: None)
+checkpoint.look()
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+try:
+    checkpoint.fetch()
+except ModelRefused as refusal:
+    print(refusal.message)
+"""
+
+
+def test_a_full_disk_is_one_line_and_the_rest_comes_later(
+    remote: Remote, web: CheckpointServer, tmp_path: Path
+) -> None:
+    limit = 200_000
+    command = [sys.executable, "-c", FULL, f"{web.url}/org/tiny", str(tmp_path / "cache"), str(limit)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("the disk is full: ") and told.count("\n") == 1
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    assert fetched(remote(f"{web.url}/org/tiny")) == needed(FILES)
+    assert web.asked_for("model.safetensors")[-1].start > 0
+
+
+def test_a_file_system_that_is_full_is_one_line(web: CheckpointServer, tmp_path: Path) -> None:
+    directory = tmp_path / "small"
+    directory.mkdir()
+    mount = f"mount -t tmpfs -o size=256k tmpfs {directory}"
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*namespace, mount], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    command = [sys.executable, "-c", FULL, f"{web.url}/org/tiny", str(directory), "-1"]
+    told = subprocess.run([*namespace, f'{mount} && exec "$@"', "sh", *command], capture_output=True, text=True)
+    assert told.stdout.startswith(f"the disk is full: {directory}") and told.stdout.count("\n") == 1, told.stderr

@@ -1,0 +1,416 @@
+"""`/v1/responses` of the application: what becomes of its input, how its answer is worded, and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from aegis.core.request import FinishReason
+from aegis.engine.grammar.trials import GrammarTrials
+from proxy.http.market import Delta, Failed, Finished, Reused
+from tests.event_laws import check_responses, events_of
+from tests.unit.proxy.http.scripted import EOS, byte_text, calling, keyring, market, post, says, tokens
+
+PATH = "/v1/responses"
+TEMPLATE = (
+    "{{ tools }}<tool_call><think></think>{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}"
+    "{% for c in m.tool_calls %}({{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}){% endfor %}"
+    "{{ m.tool_call_id }}{% endfor %}"
+)
+TOOL = {"type": "function", "name": "f", "description": "of x", "parameters": {"type": "object"}, "strict": True}
+CALLED = '<think>hm</think>so <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def trials() -> Iterator[GrammarTrials]:
+    opened = GrammarTrials()
+    yield opened
+    opened.close()
+
+
+def ask(content: Any = "hi", **parameters: Any) -> dict[str, Any]:
+    return {"model": "m", "input": content} | parameters
+
+
+def prompt_of(behind: Any) -> str:
+    return bytes(token for token in behind.submitted[-1][1] if token < 256).decode()
+
+
+def test_a_plain_answer_has_openai_s_form() -> None:
+    behind = market(says([*b"hello", EOS]))
+    told = post(behind, PATH, ask(instructions="be", metadata={"a": "b"}), headers={"x-request-id": "r"}).json()
+    (item,) = told.pop("output")
+    assert item.pop("id").startswith("msg_")
+    text = {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}
+    assert item == {"type": "message", "role": "assistant", "status": "completed", "content": [text]}
+    assert told.pop("id").startswith("resp_")
+    assert told.pop("completed_at") >= told.pop("created_at") > 0
+    assert told == {
+        "object": "response",
+        "model": "m",
+        "status": "completed",
+        "usage": {
+            "input_tokens": 29,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": 6,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 35,
+        },
+        "error": None,
+        "incomplete_details": None,
+        "instructions": "be",
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "user": None,
+        "background": False,
+    }
+    assert prompt_of(behind) == "[system]be[user]hi[assistant]"
+    assert behind.answers == [("/v1/responses", 200)]
+
+
+def test_a_stream_is_the_whole_answer_by_named_events() -> None:
+    events = events_of(post(market(says("ab")), PATH, ask(stream=True)).text)
+    check_responses(events)
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+
+
+@pytest.mark.parametrize("per_delivery", [1, 7, 1000])
+def test_reasoning_text_and_calls_are_items_of_the_same_ids_streamed_or_not(per_delivery: int) -> None:
+    behind = market(says(CALLED, per_delivery=per_delivery), text=byte_text(TEMPLATE))
+    same = {"x-request-id": "r"}
+    whole = post(behind, PATH, ask(tools=[TOOL]), headers=same).json()
+    thought, message, call = whole["output"]
+    assert (thought["type"], thought["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "hm"}])
+    assert message["content"][0]["text"].strip() == "so"
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "f", {"a": 1})
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len("<think>hm</think>")
+    events = events_of(post(behind, PATH, ask(tools=[TOOL], stream=True), headers=same).text)
+    check_responses(events)
+    last = events[-1]["response"]
+    times = ("created_at", "completed_at")
+    assert {**last, **dict.fromkeys(times)} == {**whole, **dict.fromkeys(times)}
+
+
+def test_tokens_that_were_kept_from_before_are_told_apart() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Reused(8), Delta(tokens("x")), Finished(FinishReason.STOP)]
+
+    usage = post(market(script), PATH, ask()).json()["usage"]
+    assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (19, 8)
+
+
+def test_items_reach_the_template_as_turns() -> None:
+    behind = market(says("x"), text=byte_text(TEMPLATE))
+    items = [
+        {"type": "message", "role": "developer", "content": "be"},
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm "}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "f", "arguments": '{"a": '},
+        {"type": "function_call_output", "call_id": "c1", "output": "done"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}]},
+        {"type": "web_search_call", "id": "w"},
+        {"role": "developer", "content": "now"},
+        {"role": "user", "content": "go"},
+    ]
+    reply = post(behind, PATH, ask(items, instructions="first"))
+    assert reply.status_code == 200, reply.text
+    said = '[system]first\nbe[user]one\ntwo[assistant]hm so(c1 f {"a": 1})(c2 f {})[tool]donec1[tool]noc2'
+    assert prompt_of(behind).endswith(said + "[system]now[user]go")
+    assert reply.headers["x-aegis-ignored"] == "input[5].arguments (no JSON object), input[8] (web_search_call)"
+
+
+def test_tools_of_other_types_are_ignored_and_told_of() -> None:
+    behind = market(says("x"), text=byte_text(TEMPLATE))
+    tools = [{"type": "web_search"}, TOOL, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]
+    reply = post(behind, PATH, ask(tools=tools, include=["reasoning.encrypted_content"]))
+    assert reply.status_code == 200
+    assert reply.json()["tools"] == tools
+    ignored = "tools[0] (web_search), tools[2] (local_shell), tools[3] (custom), include"
+    assert reply.headers["x-aegis-ignored"] == ignored
+    only = post(market(), PATH, ask(tools=tools[:1], tool_choice={"type": "web_search"}))
+    assert only.status_code == 200
+
+
+def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them(trials: GrammarTrials) -> None:
+    """Clients always send it; it is kept to in the form of Hermes, and where a call is demanded."""
+    listed = byte_text('{{ tools }}"parameters"{{ messages }}')
+    reply = post(market(text=listed), PATH, ask(tools=[{"type": "web_search"}, TOOL]), trials)
+    assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tools[1].strict")
+    behind = market(says("x"), text=byte_text(TEMPLATE))
+    assert "x-aegis-ignored" not in post(behind, PATH, ask(tools=[TOOL]), trials).headers
+    grammar = behind.submitted[0][2].grammar
+    assert grammar and grammar.kind == "structural_tag"
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ("required", '[{"name": "f", "arguments": {"a": 1}}]'),
+        ({"type": "function", "name": "f"}, '{"a": 1}'),
+        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}, ""),
+    ],
+)
+def test_a_call_that_is_demanded_is_held_to_its_schema(trials: GrammarTrials, choice: Any, said: str) -> None:
+    behind = market(says(said or '[{"name": "f", "arguments": {"a": 1}}]'), text=byte_text(TEMPLATE))
+    told = post(behind, PATH, ask(tools=[TOOL, TOOL | {"name": "g"}], tool_choice=choice), trials).json()
+    assert [(item["name"], json.loads(item["arguments"])) for item in told["output"]] == [("f", {"a": 1})]
+    assert behind.submitted[-1][2].grammar is not None
+    assert ("'g'" in prompt_of(behind)) == (not isinstance(choice, dict) or choice["type"] == "function")
+
+
+def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
+    behind = market(says('{"a": 1}'))
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    wanted = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    assert post(behind, PATH, ask(text={"format": wanted}), trials).status_code == 200
+    grammar = behind.submitted[-1][2].grammar
+    assert grammar and json.loads(grammar.text) == schema
+    error = post(behind, PATH, ask(text={"format": wanted | {"schema": {"not": {}}}}), trials).json()["error"]
+    assert error["param"].startswith("text.format.schema") and "'text.format.schema" in error["message"]
+
+
+def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
+    tools = [{"type": "web_search"}, TOOL | {"parameters": {"not": {}}}]
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice="required"))
+    assert reply.json()["error"]["param"].startswith("tools[1].parameters"), reply.text
+
+
+def test_an_answer_that_is_cut_off_is_incomplete() -> None:
+    for stream in (False, True):
+        behind = market(says("abc", reason=FinishReason.LENGTH))
+        reply = post(behind, PATH, ask(max_output_tokens=3, stream=stream))
+        if stream:
+            events = events_of(reply.text)
+            check_responses(events)
+        told = events[-1]["response"] if stream else reply.json()
+        assert (told["status"], told["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert told["output"][0]["status"] == "incomplete"
+        assert behind.submitted[0][2].max_tokens == 3
+
+
+def test_a_stream_that_fails_says_so_last() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("a")), Failed("broke")]
+
+    events = events_of(post(market(script), PATH, ask(stream=True)).text)
+    check_responses(events)
+    assert events[-1]["response"]["error"] == {"code": "server_error", "message": "broke"}
+    assert events[-1]["response"]["output"][0]["status"] == "incomplete"
+
+
+def test_a_conversation_goes_on_from_a_response_and_its_instructions_do_not() -> None:
+    behind = market(says(CALLED), text=byte_text(TEMPLATE))
+
+    async def talk(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+        first = (await client.post(PATH, json=ask("one", tools=[TOOL], instructions="be"))).json()
+        call = first["output"][-1]["call_id"]
+        output = {"type": "function_call_output", "call_id": call, "output": "done"}
+        second = await client.post(PATH, json=ask([output], previous_response_id=first["id"], stream=True))
+        assert prompt_of(behind).endswith(f'[user]one[assistant]hmso({call} f {{"a": 1}})[tool]done{call}')
+        told = events_of(second.text)[-1]["response"]
+        third = await client.post(PATH, json=ask("two", previous_response_id=told["id"], store=False))
+        assert third.status_code == 200 and prompt_of(behind).count("[assistant]hmso") == 2
+        assert (await client.get(f"{PATH}/{first['id']}")).json() == first
+        assert (await client.get(f"{PATH}/{told['id']}")).json() == told
+        gone = await client.post(PATH, json=ask("x", previous_response_id=third.json()["id"]))
+        assert (gone.status_code, gone.json()["error"]["code"]) == (400, "previous_response_not_found")
+        deleted = await client.delete(f"{PATH}/{first['id']}")
+        assert deleted.json() == {"id": first["id"], "object": "response", "deleted": True}
+        return [
+            (await client.request(method, f"{PATH}/{first['id']}{path}")).json()["error"]
+            for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"))
+        ]
+
+    assert {error["code"] for error in calling(behind, talk)} == {"response_not_found"}
+
+
+def test_a_conversation_that_takes_long_to_read_again_is_not_kept() -> None:
+    """Each of its requests is within the bounds of bodies; together they are not."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"a": [""] * 40_000})}
+
+    async def talk(client: httpx.AsyncClient) -> list[int]:
+        first = (await client.post(PATH, json=ask([call, {"role": "user", "content": "x"}]))).json()["id"]
+        again = ask([call, {"role": "user", "content": "x"}], previous_response_id=first)
+        second = (await client.post(PATH, json=again)).json()["id"]
+        return [(await client.get(f"{PATH}/{each}")).status_code for each in (first, second)]
+
+    assert calling(market(), talk) == [200, 404]
+
+
+def test_nobody_sees_the_responses_of_others() -> None:
+    behind = market()
+
+    async def talk(client: httpx.AsyncClient) -> int:
+        alice, bob = ({"authorization": f"Bearer {name}"} for name in ("a", "b"))
+        first = (await client.post(PATH, json=ask(), headers=alice)).json()
+        assert (await client.get(f"{PATH}/{first['id']}", headers=alice)).status_code == 200
+        return (await client.get(f"{PATH}/{first['id']}", headers=bob)).status_code
+
+    assert calling(behind, talk, keys=keyring(alice="a", bob="b")) == 404
+
+
+def test_a_server_that_keeps_no_responses_says_so() -> None:
+    async def talk(client: httpx.AsyncClient) -> tuple[bool, int]:
+        told = (await client.post(PATH, json=ask())).json()
+        return told["store"], (await client.get(f"{PATH}/{told['id']}")).status_code
+
+    assert calling(market(), talk, responses_ttl_s=0.0) == (False, 404)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_running_response_is_cancelled_from_elsewhere(stream: bool) -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    behind, response_id = market(script), id_of_request("r")
+
+    async def talk(client: httpx.AsyncClient) -> Any:
+        asked = asyncio.create_task(client.post(PATH, json=ask(stream=stream), headers={"x-request-id": "r"}))
+        while not behind.handles:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        ended = await client.post(f"{PATH}/{response_id}/cancel")
+        reply = await asked
+        again = await client.post(f"{PATH}/{response_id}/cancel")
+        assert (again.status_code, again.json()["error"]["code"]) == (400, "response_ended")
+        return ended.json(), reply
+
+    ended, reply = calling(behind, talk)
+    assert ended["status"] == "cancelled" and ended["output"][0]["content"][0]["text"] == "ab"
+    assert behind.handles[0].cancelled
+    if stream:
+        events = events_of(reply.text)
+        check_responses(events)
+    assert (events[-1]["response"] if stream else reply.json()) == ended
+
+
+async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
+    async with asyncio.timeout(20):
+        while (told := (await client.get(f"{PATH}/{response_id}")).json())["status"] == "in_progress":
+            await asyncio.sleep(0)
+    return told
+
+
+@pytest.mark.parametrize("broke", [False, True])
+def test_a_response_in_the_background_is_found_when_it_has_ended(broke: bool) -> None:
+    may_end: asyncio.Event | None = None
+
+    async def wait() -> None:
+        assert may_end is not None
+        await may_end.wait()
+
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), wait(), Failed("broke") if broke else Finished(FinishReason.STOP)]
+
+    behind = market(script)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        nonlocal may_end
+        may_end = asyncio.Event()
+        same = {"x-request-id": "r"}
+        begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
+        assert (begun["status"], begun["background"], begun["output"]) == ("in_progress", True, [])
+        assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun
+        assert (await client.post(PATH, json=ask(background=True), headers=same)).json() == begun, "a retry begins none"
+        early = await client.post(PATH, json=ask("x", previous_response_id=begun["id"]))
+        assert early.json()["error"]["code"] == "previous_response_not_ended"
+        may_end.set()
+        told = await ended(client, begun["id"])
+        assert len(behind.submitted) == 1
+        if broke:
+            assert (told["status"], told["error"]) == ("failed", {"code": "server_error", "message": "broke"})
+        else:
+            assert told["output"][0]["content"][0]["text"] == "ab"
+            assert (await client.post(PATH, json=ask("x", previous_response_id=begun["id"]))).status_code == 200
+
+    calling(behind, talk)
+    assert [permit.answer_tokens is None for permit in behind.permits] == [False] * len(behind.permits)
+
+
+def test_bad_input_for_the_background_is_refused_at_once() -> None:
+    assert post(market(), PATH, ask(5, background=True)).status_code == 400
+
+
+def test_a_response_in_the_background_is_cancelled() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    behind = market(script)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        begun = (await client.post(PATH, json=ask(background=True))).json()
+        while not behind.handles:
+            await asyncio.sleep(0)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        cancelled = (await client.post(f"{PATH}/{begun['id']}/cancel")).json()
+        assert (cancelled["status"], cancelled["output"][0]["status"]) == ("cancelled", "incomplete")
+        assert await ended(client, begun["id"]) == cancelled
+
+    calling(behind, talk)
+    assert behind.handles[0].cancelled
+
+
+def id_of_request(request_id: str) -> str:
+    """As `responses.py` makes it, of a caller without a key."""
+    return str(post(market(), PATH, ask(), headers={"x-request-id": request_id}).json()["id"])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "x"}, "conversation"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"temperature": 5}, "temperature"),
+        ({"maxtokens": 5}, "maxtokens"),
+        ({"input": "x" * 600}, "input"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+    ],
+)
+def test_bad_input_is_refused_by_its_name_here(parameters: dict[str, Any], param: str) -> None:
+    reply = post(market(), PATH, ask(**parameters))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
