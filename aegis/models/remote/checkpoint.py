@@ -70,7 +70,7 @@ class RemoteCheckpoint:
             asyncio.run(self._download(_registry(self._address), stored, [*self._small, *self._weights]))
             open_checkpoint(stored.files)
             use(self.entry)
-            digests = tuple(stored.record.kept[file.name].sha256 for file in self._weights)
+            digests = tuple(stored.record.kept[file.name].sha256 for file in self._own_weights)
             return replace(self._looked(stored), digests=digests, missing_bytes=0)
 
     @contextmanager
@@ -112,12 +112,17 @@ class RemoteCheckpoint:
         config = _read(stored.files / CONFIG)
         if not isinstance(config, dict):
             raise ModelRefused(f"{CONFIG}: expected a JSON object")
-        checkpoint = Checkpoint(stored.files, config, tuple(stored.files / file.name for file in self._weights))
-        digests = [file.sha256 or stored.sha256(file) for file in self._weights]
+        checkpoint = Checkpoint(stored.files, config, tuple(stored.files / file.name for file in self._own_weights))
+        digests = [file.sha256 or stored.sha256(file) for file in self._own_weights]
         missing = sum((file.size_bytes or 0) for file in self._weights if not stored.has(file))
         missing -= sum(stored.have_bytes(file) for file in self._weights)
         weights_bytes = sum(file.size_bytes or 0 for file in self._weights)
         return Looked(checkpoint, weights_bytes, True, tuple(digests) if all(digests) else (), max(0, missing))
+
+    @property
+    def _own_weights(self) -> list[RemoteFile]:
+        """Those of the transformer, without the modules of sentence-transformers behind it."""
+        return [file for file in self._weights if "/" not in file.name]
 
     async def _download(
         self, registry: Registry, stored: Stored, files: Any, client: httpx.AsyncClient | None = None
