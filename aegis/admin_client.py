@@ -58,7 +58,7 @@ class AdminClient:
         return listed
 
     def add(self, source: str, name: str | None = None) -> dict[str, Any]:
-        """Registers a checkpoint directory or hub id. Returns when it is served."""
+        """Registers a checkpoint directory, a GGUF file or a hub id. Returns when it is served."""
         return self._call("POST", "/models/load", {"source": source} | ({"name": name} if name else {}))
 
     def update(self, model: str, **changes: Any) -> dict[str, Any]:

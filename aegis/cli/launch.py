@@ -61,7 +61,8 @@ def launch(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, or a hub id. "
+            help="A YAML file with a `models:` map, a checkpoint (its directory, or a GGUF file), a directory of "
+            "those, or a hub id. "
             "May be repeated. [default: the demo market]",
         ),
     ] = None,

@@ -37,7 +37,7 @@ def list_models(url: _Url = DEFAULT_URL) -> int:
 
 
 def add_model(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory or hub id.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory, GGUF file or hub id.")],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
     url: _Url = DEFAULT_URL,
 ) -> int:
@@ -49,7 +49,7 @@ def add_model(
       aegis models add Qwen/Qwen3-0.6B --name qwen
     """
     local = Path(source).expanduser()
-    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name)
+    answer = AdminClient(url).add(str(local.resolve()) if local.exists() else source, name)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

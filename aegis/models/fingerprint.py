@@ -37,11 +37,12 @@ def fingerprint(
         add("packed", version("torch"), _processor())
     if ranks > 1:
         add("ranks", ranks)
-    for file in _small_files(checkpoint.directory):
+    for file in [] if checkpoint.gguf else _small_files(checkpoint.directory):
         add(file.name, file.read_bytes())
     for file in checkpoint.weights:
         stat = file.stat()
-        add(file.name, stat.st_size, stat.st_ctime_ns, _header(file))
+        header = checkpoint.gguf.header() if checkpoint.gguf else _header(file)
+        add(file.name, stat.st_size, stat.st_ctime_ns, header)
     return digest.hexdigest()
 
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
 from aegis.engine.lean_transformers import without_compiler
 from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.gguf.tensors import stored_tensors
 from aegis.models.kv_probe import refuse_by_config
+
+_OPTIONS: Mapping[str, Any] = {
+    "attn_implementation": "eager",
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,  # it is told which; otherwise only that there are some
+}
 
 
 def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
@@ -25,16 +40,7 @@ def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     """
     try:
         with without_compiler():  # a model is made first, and gets memory with its weights
-            model, report = AutoModelForCausalLM.from_pretrained(
-                checkpoint.directory,
-                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                attn_implementation="eager",
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # it is told which; otherwise only that there are some
-            )
+            model, report = _load_gguf(checkpoint, dtype) if checkpoint.gguf else _load(checkpoint, dtype)
     except LIBRARY_ERRORS as error:
         raise ModelRefused(f"transformers cannot load it: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
@@ -44,6 +50,30 @@ def load(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
         told = f"{name} in another shape, {list(stored)} instead of {list(expected)}"
         raise ModelRefused(f"the weights have {told}{_and_more(mismatched)}")
     loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def _load(checkpoint: Checkpoint, dtype: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+        checkpoint.directory,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        **_OPTIONS,
+    )
+    return loaded
+
+
+def _load_gguf(checkpoint: Checkpoint, dtype: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    assert checkpoint.gguf
+    config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
+    runs_in = getattr(torch, checkpoint.config["dtype"] if dtype == "auto" else dtype)
+    tensors = stored_tensors(checkpoint.gguf, runs_in)
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=tensors, dtype=runs_in, **_OPTIONS
+    )
+    loaded[0].generation_config = GenerationConfig.from_pretrained(checkpoint.directory, local_files_only=True)
     return loaded
 
 

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
@@ -21,6 +23,7 @@ from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
+from aegis.models.gguf.checkpoint import write_config_files
 from aegis.models.sources import Source, fetch
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
@@ -103,7 +106,7 @@ def register(
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
-        _refuse_without(engine, ranks)
+        _refuse_without(engine, ranks, checkpoint)
         form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(checkpoint, dtype))
         return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
@@ -113,7 +116,7 @@ def register(
 def _refuse_too_large(checkpoint: Checkpoint, limit_bytes: int | None) -> None:
     """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still
     fit."""
-    stored = _stored_bytes(checkpoint)
+    stored = checkpoint.stored_bytes
     if limit_bytes is not None and stored > 2 * limit_bytes:
         raise ModelRefused(
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
@@ -127,11 +130,9 @@ def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
     return (own if dtype == "auto" else dtype) not in ("float32", "float16")
 
 
-def _stored_bytes(checkpoint: Checkpoint) -> int:
-    return sum(file.stat().st_size for file in checkpoint.weights)
-
-
-def _refuse_without(engine: EngineName, ranks: int) -> None:
+def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> None:
+    if engine == "vllm" and checkpoint.gguf:
+        raise ModelRefused("the vLLM engine does not run GGUF files; the transformers engine does")
     if engine == "vllm" and ranks > 1:
         raise ModelRefused(
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
@@ -162,7 +163,7 @@ def _register(
         elif (directory / TOKENIZER).is_file() and read_detokenizer(directory) is None:
             report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
             write_detokenizer(directory)
-    return _spec(source, manifest, directory)
+    return _spec(source, checkpoint, manifest, directory)
 
 
 def _convert(
@@ -176,20 +177,25 @@ def _convert(
     weigh: Callable[[int], None],
 ) -> Manifest:
     import_transformers()
+    from aegis.models.gguf.tokenizer import write_tokenizer_files
     from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.text.tokenizer_files import write_tokenizer
 
     if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
-    stored_bytes = _stored_bytes(checkpoint)
+    stored_bytes = checkpoint.stored_bytes
     within_s = STAGE_S + stored_bytes / BYTES_PER_S
     weigh(stored_bytes)
     report("reading the configuration", STAGE_S)
-    refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:
+        if checkpoint.gguf:  # what other checkpoints have beside their weights is made of it
+            checkpoint = replace(checkpoint, directory=draft)
+            write_config_files(checkpoint.config, draft)
+        refuse_by_configuration(checkpoint)
         report("reading the tokenizer", STAGE_S)
-        if note := write_tokenizer(checkpoint.directory, draft):
+        note = write_tokenizer_files(checkpoint.gguf, draft) if checkpoint.gguf else None
+        if note := note or write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent", STAGE_S)
         if text := TextModel.load(draft):
             report("trying the chat template", TEMPLATE_S)
@@ -200,7 +206,7 @@ def _convert(
         manifest = _writer(form, model)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
-            check(_spec(source, manifest, draft), model)
+            check(_spec(source, checkpoint, manifest, draft), model)
     return manifest
 
 
@@ -216,7 +222,8 @@ def _writer(form: _Form, model: PreTrainedModel) -> Callable[[str, Path, Path], 
     return partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
 
 
-def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
+def _spec(source: Source, checkpoint: Checkpoint, manifest: Manifest, directory: Path) -> ModelSpec:
+    kind = checkpoint.gguf and checkpoint.gguf.kind.name
     return ModelSpec(
         model=source.model,
         manifest=manifest,
@@ -224,4 +231,5 @@ def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
         image_path=str(directory / image_name()),
         root=source.root,
         slo=source.slo,
+        note=f"{kind} file, runs as {manifest.dtype}" if kind else "",
     )

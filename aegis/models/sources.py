@@ -1,5 +1,5 @@
-"""The sources that a user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, or a
-hub id.
+"""The sources that a user names with `--models`: a YAML of models, a checkpoint (its directory, or a GGUF file), a
+directory of them, or a hub id.
 
     models:
       my-llama:
@@ -28,6 +28,7 @@ from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models.failures import one_line
+from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 
 _MIB = 1 << 20
 
@@ -129,8 +130,9 @@ def check_name(name: object) -> ModelId:
     return ModelId(name)
 
 
-def is_checkpoint(directory: Path) -> bool:
-    return (directory / "config.json").is_file()
+def is_checkpoint(path: Path) -> bool:
+    """Whether it looks like one, a directory or a GGUF file."""
+    return is_gguf(path) or (path / "config.json").is_file()
 
 
 def _read(name: str, default_slo: Slo) -> list[Source]:
@@ -144,14 +146,21 @@ def _read(name: str, default_slo: Slo) -> list[Source]:
 def _read_one(name: str, default_slo: Slo) -> list[Source]:
     path = Path(name).expanduser()
     if path.is_file():
+        if path.suffix == SUFFIX:
+            return [_at(path.absolute(), name, default_slo)]
         if path.suffix not in (".yaml", ".yml"):
-            raise UserError(f"{name}: expected a .yaml file, a directory or a hub id", param="models")
+            raise UserError(f"{name}: expected a .yaml or .gguf file, a directory or a hub id", param="models")
         return _read_yaml(path, default_slo)
     if path.is_dir():
-        return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
+        return [_at(at, name, default_slo) for at in _checkpoints(path)]
     if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
     raise UserError(f"{_shown(name)}: no such file or directory", param="models")
+
+
+def _at(path: Path, named: str, default_slo: Slo) -> Source:
+    name = path.stem if is_gguf(path) else path.name
+    return Source(_name(name, named), path=str(path), slo=default_slo)
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -160,7 +169,10 @@ def _checkpoints(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(entry for entry in directory.iterdir() if is_checkpoint(entry))
     if not found:
-        raise UserError(f"{directory}: neither it nor any directory in it holds a config.json", param="models")
+        raise UserError(
+            f"{directory}: neither it nor any directory in it holds a config.json, and it holds no .gguf file",
+            param="models",
+        )
     return found
 
 
@@ -186,8 +198,8 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
     if read.hub is not None:
         return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
     directory = (path.parent / Path(read.path or "").expanduser()).resolve()
-    if not directory.is_dir():
-        raise UserError(f"{where}: no such directory: {directory}", param="models")
+    if not directory.is_dir() and not is_gguf(directory):
+        raise UserError(f"{where}: no such directory or .gguf file: {directory}", param="models")
     return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
 
 

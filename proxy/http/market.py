@@ -138,8 +138,8 @@ class ServerQueries(Protocol):
         ...
 
     async def add_model(self, source: str, name: str | None) -> Served:
-        """Registers a checkpoint directory or hub id; returns when it is served. Cancelled, it is not registered.
-        Raises UserError: 409 where it was unloaded meanwhile."""
+        """Registers a checkpoint directory, a GGUF file or a hub id; returns when it is served. Cancelled, it is not
+        registered. Raises UserError: 409 where it was unloaded meanwhile."""
         ...
 
     async def remove_model(self, name: str) -> None:

@@ -70,10 +70,10 @@ router = APIRouter(dependencies=[Depends(authorise)])
 
 @router.post(
     "/models/load",
-    **operation("Serve a checkpoint directory or hub id", ModelCard, takes=LoadBody, problems=COMMANDING),
+    **operation("Serve a checkpoint directory, GGUF file or hub id", ModelCard, takes=LoadBody, problems=COMMANDING),
 )
 async def load_model(request: Request) -> Response:
-    """Body: `source`, a checkpoint directory or hub id, and `name`, what clients shall call it."""
+    """Body: `source`, a checkpoint directory, GGUF file or hub id, and `name`, what clients shall call it."""
     body = await read_body(request, LoadBody, settings_of(request).body_bytes_max)
     source, name = body.source, body.name
     body.end()

@@ -82,7 +82,7 @@ def card_of(served: Served) -> ModelCard:
         priority=served.priority,
         slo=_slo_card(served.spec.slo),
         limits=served.limits,
-        detail=served.detail or None,
+        detail=served.detail or served.spec.note or None,
     )
 
 
