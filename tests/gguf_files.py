@@ -7,6 +7,7 @@ The weights of a file are quantised, so the model that it stands for is the chec
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,20 +24,22 @@ Array = np.ndarray[Any, Any]
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
 """Which the package can only read: their blocks are drawn at random."""
 
-ARCHITECTURES = {"gemma3_text": "gemma3"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 """llama.cpp's names, where they are not transformers'."""
 
 _OFFSET = ("gemma", "gemma2", "gemma3_text")
-_INTERLEAVED = ("llama",)
+_INTERLEAVED = ("granite", "llama", "mixtral", "smollm3")
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
 _CONTROL, _NORMAL = 3, 1
 
 
 def write(
     path: Path, model_type: str, kind: str, *, tokenizer: Path | None = None, metadata: dict[str, Any] | None = None,
-    seed: int = 0, **changes: Any
+    rows: dict[str, list[float]] | None = None, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
     """`metadata` are keys besides those that the architecture needs. Tensors whose rows are no multiple of a block are
-    stored as F16, and those of one dimension as F32, as llama.cpp does. `tokenizer`: a checkpoint that has one."""
+    stored as F16, and those of one dimension as F32, as llama.cpp does; `rows` are further ones of these. `tokenizer`:
+    a checkpoint that has one."""
     model = checkpoints.model(model_type, seed=seed, **changes)
     config = model.config
     architecture = ARCHITECTURES.get(model_type, model_type)
@@ -48,9 +51,8 @@ def write(
     if tokenizer:
         add_tokenizer(writer, tokenizer)
     draws = np.random.default_rng(seed)
-    weights = model.state_dict()
-    for name, own in _names(model, architecture, config.num_hidden_layers):
-        values = weights[name].numpy()
+    for own, weight in _tensors(model, architecture):
+        values = weight.numpy()
         heads = _heads(model_type, own, config)
         if heads:
             values = values[_pairs_first(len(values), heads)]
@@ -63,7 +65,9 @@ def write(
             back = back[np.argsort(_pairs_first(len(values), heads))]
         if model_type in _OFFSET and own.endswith("norm.weight"):
             back = back - np.float32(1)
-        weights[name].copy_(torch.from_numpy(np.array(back)))
+        weight.copy_(torch.from_numpy(np.array(back)))
+    for own, row in (rows or {}).items():
+        writer.add_tensor(own, np.array(row, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,20 +93,36 @@ def _add_settings(writer: gguf.GGUFWriter, config: Any, architecture: str) -> No
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "phi3" and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if architecture == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+        writer.add_attention_scale(config.attention_multiplier)
+    if experts := getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     writer.add_eos_token_id(config.eos_token_id)
 
 
-def _names(model: PreTrainedModel, architecture: str, layers: int) -> Iterator[tuple[str, str]]:
-    """transformers' names and llama.cpp's."""
+def _tensors(model: PreTrainedModel, architecture: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """By llama.cpp's names, each a view of the model's own."""
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, layers)
-    for name in model.state_dict():
+    names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
+        if found := _EXPERTS.fullmatch(name):
+            parts = weight.chunk(2, dim=1) if found[2] == "gate_up" else [weight]
+            for part, tensor in zip(found[2].split("_"), parts, strict=True):
+                yield f"blk.{found[1]}.ffn_{part}_exps.weight", tensor
+            continue
         base, _, leaf = name.rpartition(".")
-        own = names.get_name(base)
+        own = names.get_name(base) or names.get_name(base.replace(".mlp.", ".block_sparse_moe."))
         assert own, name
-        yield name, f"{own}.{leaf}"
+        yield f"{own}.{leaf}", weight
 
 
 def _heads(model_type: str, own: str, config: Any) -> int:

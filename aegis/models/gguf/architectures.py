@@ -8,13 +8,16 @@ refused, for what is ignored would be computed wrongly and not be seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aegis.core.errors import ModelRefused
 from aegis.models.gguf.keys import Keys
+from aegis.models.gguf.rope_factors import FACTORS, LONG_FACTORS, SHORT_FACTORS, factors_in, rope_of_factors
 
 Settings = dict[str, Any]
+
+_WINDOW = "attention.sliding_window"
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -42,23 +45,37 @@ def _nothing(_: Keys) -> Settings:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """`interleaved`: rows of queries and keys are in pairs, as the original implementation rotates them, where
-    transformers has the first halves of all pairs first. `offset`: norms are stored with one added."""
+    transformers has the first halves of all pairs first. `offset`: norms are stored with one added. `experts` have no
+    modules of their own: those of a layer are one tensor, and two of a name one after the other."""
 
     model_type: str
     class_name: str
     layer: Mapping[str, str]
+    experts: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     offset: bool = False
+    rotates_part: bool = False
     settings: Callable[[Keys], Settings] = _nothing
 
 
 def _llama(keys: Keys) -> Settings:
     tensors = keys.file.tensors
-    if keys.has("expert_count") and keys.count("expert_count") > 1:
-        raise ModelRefused("it is a Llama of several experts (Mixtral), whose GGUF files are not read")
     return {
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+    }
+
+
+def _mixtral(keys: Keys) -> Settings:
+    return {"num_local_experts": keys.count("expert_count"), "num_experts_per_tok": keys.count("expert_used_count")}
+
+
+def _granite(keys: Keys) -> Settings:
+    return _llama(keys) | {
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+        "attention_multiplier": keys.number("attention.scale", head_size(keys) ** -0.5),
     }
 
 
@@ -74,7 +91,7 @@ def _gemma2(keys: Keys) -> Settings:
     layers, head_dim = keys.count("block_count"), head_size(keys)
     largest = layers == 46  # the one of 27 billion parameters scales by another size, which files do not tell
     return {
-        "sliding_window": keys.count("attention.sliding_window", 4096),
+        "sliding_window": keys.count(_WINDOW, 4096),
         "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
         "query_pre_attn_scalar": _per_head(keys) if largest else head_dim,
@@ -86,7 +103,7 @@ def _gemma3(keys: Keys) -> Settings:
     whole = rope(keys)
     local = {"rope_type": "default", "rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
     return {
-        "sliding_window": keys.count("attention.sliding_window"),
+        "sliding_window": keys.count(_WINDOW),
         "layer_types": ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(layers)],
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
         "query_pre_attn_scalar": _per_head(keys) if layers == 62 else head_size(keys),  # as above
@@ -94,9 +111,50 @@ def _gemma3(keys: Keys) -> Settings:
     }
 
 
+def _qwen3_moe(keys: Keys) -> Settings:
+    return _qwen3(keys) | {
+        "num_experts": keys.count("expert_count"),
+        "num_experts_per_tok": keys.count("expert_used_count"),
+        "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "norm_topk_prob": True,  # which llama.cpp does, and files do not tell
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+
+
+def _phi3(keys: Keys) -> Settings:
+    head_dim = keys.count("embedding_length") // keys.count("attention.head_count")
+    part = keys.count("rope.dimension_count", head_dim)
+    found: Settings = {"rope_parameters": _longrope(keys) | {"partial_rotary_factor": part / head_dim}}
+    if "original_max_position_embeddings" in found["rope_parameters"]:
+        found["original_max_position_embeddings"] = found["rope_parameters"]["original_max_position_embeddings"]
+    return found | {"sliding_window": keys.count(_WINDOW) if keys.has(_WINDOW) else None}
+
+
 def _per_head(keys: Keys) -> int:
     return keys.count("embedding_length") // keys.count("attention.head_count")
 
+
+_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.gate_up_proj",
+    "ffn_up_exps": "mlp.experts.gate_up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
+_SHARED = {name: own for name, own in _LAYER.items() if name not in ("ffn_gate", "ffn_up", "ffn_down")}
+_ROUTED = _SHARED | {"ffn_gate_inp": "mlp.gate"}
+_NORMED_AFTER = {name: own for name, own in _LAYER.items() if name not in ("attn_norm", "ffn_norm")} | {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_FUSED = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_MIXTRAL = Architecture("mixtral", "MixtralForCausalLM", _ROUTED, _EXPERTS, interleaved=True, settings=_mixtral)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", "LlamaForCausalLM", _LAYER, interleaved=True, settings=_llama),
@@ -107,6 +165,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture(
         "gemma3_text", "Gemma3ForCausalLM", _LAYER | _FOUR_NORMS | _NORMED_HEADS, offset=True, settings=_gemma3
     ),
+    "granite": Architecture("granite", "GraniteForCausalLM", _LAYER, interleaved=True, settings=_granite),
+    "olmo2": Architecture("olmo2", "Olmo2ForCausalLM", _NORMED_AFTER | _NORMED_HEADS),
+    "phi3": Architecture("phi3", "Phi3ForCausalLM", _FUSED, rotates_part=True, settings=_phi3),
+    "qwen3moe": Architecture(
+        "qwen3_moe", "Qwen3MoeForCausalLM", _ROUTED | _NORMED_HEADS, _EXPERTS, settings=_qwen3_moe
+    ),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _LAYER, interleaved=True, settings=_llama),
 }
 """By the name that files have for it."""
 
@@ -114,6 +179,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 def architecture_of(keys: Keys) -> Architecture:
     """Raises ModelRefused."""
     found = ARCHITECTURES.get(keys.architecture)
+    if found is ARCHITECTURES["llama"] and keys.file.metadata.get(keys.named("expert_count")):
+        return _MIXTRAL
     if found is None:
         known = ", ".join(ARCHITECTURES)
         raise ModelRefused(f"GGUF files of architecture {keys.architecture[:40]!r} are not read; those of {known} are")
@@ -133,11 +200,11 @@ def config_of(keys: Keys) -> Settings:
         "architectures": [architecture.class_name],
         "vocab_size": embedding.shape[0],
         "hidden_size": keys.count("embedding_length"),
-        "intermediate_size": keys.count("feed_forward_length"),
+        "intermediate_size": keys.count("feed_forward_length", keys.expert_size()),
         "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
-        "head_dim": head_size(keys),
+        "head_dim": head_size(keys, rotates_part=architecture.rotates_part),
         "max_position_embeddings": keys.count("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -164,19 +231,41 @@ def _refuse_impossible(config: Settings, keys: Keys) -> None:
             raise ModelRefused(f"{keys.named(key)} asks for {size} rows, and no tensor has more than {largest}")
 
 
-def head_size(keys: Keys) -> int:
-    """Raises ModelRefused where keys and values differ, or only a part of a head is rotated."""
+def head_size(keys: Keys, *, rotates_part: bool = False) -> int:
+    """Raises ModelRefused where keys and values differ, or only a part of a head is rotated that `rotates` whole."""
     heads = keys.count("attention.head_count")
     size = keys.count("attention.key_length", max(1, keys.count("embedding_length") // heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", *(() if rotates_part else ("rope.dimension_count",))):
         if (other := keys.count(key, size)) != size:
             raise ModelRefused(f"{keys.named(key)} is {other}, where a head has {size}; it should be the same")
     return size
 
 
+def _longrope(keys: Keys) -> Settings:
+    """Raises ModelRefused."""
+    tensors, theta = keys.file.tensors, keys.number("rope.freq_base", 10_000.0)
+    if SHORT_FACTORS not in tensors or LONG_FACTORS not in tensors:
+        return {"rope_type": "default", "rope_theta": theta}
+    found: Settings = {
+        "rope_type": "longrope",
+        "rope_theta": theta,
+        "short_factor": factors_in(keys.file, SHORT_FACTORS),
+        "long_factor": factors_in(keys.file, LONG_FACTORS),
+        "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
+    }
+    if keys.has("rope.scaling.attn_factor"):
+        found["attention_factor"] = keys.number("rope.scaling.attn_factor")
+    return found
+
+
 def rope(keys: Keys) -> Settings:
     """Raises ModelRefused for a scaling that is not known."""
     theta = keys.number("rope.freq_base", 10_000.0)
+    if FACTORS in keys.file.tensors:
+        factors = factors_in(keys.file, FACTORS)
+        if 2 * len(factors) != head_size(keys):
+            raise ModelRefused(f"{FACTORS} has {len(factors)} factors, where a head has {head_size(keys)}: twice as many")
+        return rope_of_factors(factors, theta, keys.count("context_length"))
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", 0.0)
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):

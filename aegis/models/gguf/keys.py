@@ -41,6 +41,10 @@ class Keys:
             raise ModelRefused(f"{self.named(key)} should be one whole number from 1 on")
         return found
 
+    def expert_size(self) -> int | None:
+        """The rows of an expert; None where there are none."""
+        return self.count("expert_feed_forward_length") if self.has("expert_feed_forward_length") else None
+
     def number(self, key: str, default: float | None = None) -> float:
         found = self.file.metadata.get(self.named(key), default)
         if found is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from aegis.models.gguf.architectures import Architecture, architecture_of
 from aegis.models.gguf.blocks import BLOCKS, Array, dequantized
 from aegis.models.gguf.header import GgufFile
 from aegis.models.gguf.keys import Keys
+from aegis.models.gguf.rope_factors import NAMES
 
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
@@ -24,19 +25,24 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class StoredTensor:
-    """Stands for a tensor of a checkpoint where transformers loads it: any index gives the whole."""
+    """Stands for a tensor of a checkpoint where transformers loads it: any index gives the whole. Several of the file
+    are one after the other in it, for each expert."""
 
-    __slots__ = ("_change", "_dtype", "_file", "_name")
+    __slots__ = ("_change", "_dtype", "_file", "_names")
 
-    def __init__(self, file: GgufFile, name: str, dtype: torch.dtype, change: Change | None) -> None:
+    def __init__(self, file: GgufFile, names: Sequence[str], dtype: torch.dtype, change: Change | None) -> None:
         self._file = file
-        self._name = name
+        self._names = names
         self._dtype = dtype
         self._change = change
 
     def __getitem__(self, _: object) -> torch.Tensor:
-        found = dequantize(self._file, self._name, torch.float32 if self._change else self._dtype)
-        return self._change(found).to(self._dtype) if self._change else found
+        first, *others = [
+            dequantize(self._file, name, torch.float32 if self._change else self._dtype) for name in self._names
+        ]
+        if others:
+            return torch.cat([first, *others], dim=1)
+        return self._change(first).to(self._dtype) if self._change else first
 
 
 def dequantize(file: GgufFile, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -57,20 +63,24 @@ def stored_tensors(file: GgufFile, dtype: torch.dtype) -> dict[str, StoredTensor
     """By transformers' names. Raises ModelRefused for a tensor that its architecture does not have."""
     keys = Keys.of(file)
     architecture = architecture_of(keys)
+    named: dict[str, list[str]] = {}
+    for own in sorted(file.tensors):  # gates come before what they gate
+        if own not in NAMES:
+            named.setdefault(_name(architecture, own), []).append(own)
     return {
-        name: StoredTensor(file, own, dtype, _change(architecture, keys, own, place.shape))
-        for own, place in file.tensors.items()
-        for name in _names(architecture, own)
+        name: StoredTensor(file, owns, dtype, _change(architecture, keys, owns[0], file.tensors[owns[0]].shape))
+        for name, owns in named.items()
     }
 
 
-def _names(architecture: Architecture, own: str) -> Iterator[str]:
+def _name(architecture: Architecture, own: str) -> str:
     if (found := _IN_LAYER.fullmatch(own)) and (inside := architecture.layer.get(found[2])):
-        yield f"model.layers.{int(found[1])}.{inside}.{found[3]}"
-    elif (found := _ELSEWHERE.fullmatch(own)) and (outside := _OUTSIDE.get(found[1])):
-        yield f"{outside}.{found[2]}"
-    else:
-        raise ModelRefused(f"it has a tensor {own!r}, which is not known in a {architecture.model_type}")
+        return f"model.layers.{found[1]}.{inside}.{found[3]}"
+    if found and found[3] == "weight" and (experts := architecture.experts.get(found[2])):
+        return f"model.layers.{found[1]}.{experts}"
+    if (found := _ELSEWHERE.fullmatch(own)) and (outside := _OUTSIDE.get(found[1])):
+        return f"{outside}.{found[2]}"
+    raise ModelRefused(f"it has a tensor {own!r}, which is not known in a {architecture.model_type}")
 
 
 def _change(architecture: Architecture, keys: Keys, own: str, shape: tuple[int, ...]) -> Change | None:
