@@ -34,19 +34,27 @@ _CONTROL, _NORMAL = 3, 1
 
 
 def write(
-    path: Path, model_type: str, kind: str, *, tokenizer: Path | None = None, metadata: dict[str, Any] | None = None,
-    rows: dict[str, list[float]] | None = None, seed: int = 0, **changes: Any
+    path: Path,
+    model_type: str,
+    kind: str,
+    *,
+    tokenizer: Path | None = None,
+    metadata: dict[str, Any] | None = None,
+    rows: dict[str, list[float]] | None = None,
+    seed: int = 0,
+    **changes: Any,
 ) -> PreTrainedModel:
-    """`metadata` are keys besides those that the architecture needs. Tensors whose rows are no multiple of a block are
-    stored as F16, and those of one dimension as F32, as llama.cpp does; `rows` are further ones of these. `tokenizer`:
-    a checkpoint that has one."""
+    """`metadata` are keys besides those that the architecture needs, or in their place. Tensors whose rows are no
+    multiple of a block are stored as F16, and those of one dimension as F32, as llama.cpp does; `rows` are further ones
+    of these. `tokenizer`: a checkpoint that has one."""
     model = checkpoints.model(model_type, seed=seed, **changes)
     config = model.config
     architecture = ARCHITECTURES.get(model_type, model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _add_settings(writer, config, architecture)
     for key, value in (metadata or {}).items():
-        add = writer.add_string if isinstance(value, str) else writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        writer.kv_data[0].pop(key, None)
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
         add(key, value)
     if tokenizer:
         add_tokenizer(writer, tokenizer)

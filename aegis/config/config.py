@@ -82,7 +82,9 @@ class ApiKey(Section):
 class ModelEntry(Section):
     """One model of the `models:` map, under the name that clients use."""
 
-    path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
+    path: str | None = Field(
+        default=None, description="Checkpoint directory or GGUF file, relative to the file it stands in"
+    )
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")

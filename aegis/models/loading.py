@@ -73,6 +73,8 @@ def _load_gguf(checkpoint: Checkpoint, dtype: str) -> tuple[PreTrainedModel, dic
     loaded: tuple[PreTrainedModel, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
         None, config=config, state_dict=tensors, dtype=runs_in, **_OPTIONS
     )
+    if unknown := sorted(loaded[1]["unexpected_keys"]):
+        raise ModelRefused(f"the model has no place for {unknown[0]}{_and_more(unknown)}")
     loaded[0].generation_config = GenerationConfig.from_pretrained(checkpoint.directory, local_files_only=True)
     return loaded
 

@@ -264,7 +264,9 @@ def rope(keys: Keys) -> Settings:
     if FACTORS in keys.file.tensors:
         factors = factors_in(keys.file, FACTORS)
         if 2 * len(factors) != head_size(keys):
-            raise ModelRefused(f"{FACTORS} has {len(factors)} factors, where a head has {head_size(keys)}: twice as many")
+            raise ModelRefused(
+                f"{FACTORS} has {len(factors)} factors, where a head has {head_size(keys)}: twice as many"
+            )
         return rope_of_factors(factors, theta, keys.count("context_length"))
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", 0.0)

@@ -148,7 +148,8 @@ def _q6_k(blocks: Array) -> Array:
     low = _halves(blocks[:, :128].reshape(-1, 2, 1, 64)).reshape(-1, 8, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
     values = (low | ((high.reshape(-1, 8, 32) & np.uint8(3)) << np.uint8(4))).view(np.int8) - np.int8(32)
-    return (scales[:, :, None] * values.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, SUPER)
+    made: Array = scales[:, :, None] * values.reshape(-1, 16, 16).astype(np.float32)
+    return made.reshape(-1, SUPER)
 
 
 def _times_and_less(blocks: Array, values: Array) -> Array:
@@ -160,7 +161,8 @@ def _times_and_less(blocks: Array, values: Array) -> Array:
     minima = np.concatenate([second & 0x3F, (low >> 4) | ((second >> 2) & 0x30)], axis=1)
     scale = _f16(blocks[:, :2]) * scales.astype(np.float32)
     least = _f16(blocks[:, 2:4]) * minima.astype(np.float32)
-    return (scale[:, :, None] * values.astype(np.float32) - least[:, :, None]).reshape(-1, SUPER)
+    made: Array = scale[:, :, None] * values.astype(np.float32) - least[:, :, None]
+    return made.reshape(-1, SUPER)
 
 
 def _halves(packed: Array) -> Array:

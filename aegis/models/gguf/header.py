@@ -39,7 +39,19 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS: Mapping[int, struct.Struct] = {
     number: struct.Struct("<" + code)
-    for number, code in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for number, code in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
 }
 _COUNT = struct.Struct("<Q")
 _SHOWN_CHARACTERS = 60
@@ -299,7 +311,9 @@ class _Reader:
         if nbytes > self._nbytes - start:
             if self._whole:
                 raise ModelRefused(f"{self._what} is cut off, or wrong at byte {start}; fetch the file again")
-            raise ModelRefused(f"{self._what} has more than {HEADER_BYTES_MAX >> 20} MiB, which is the most that is read")
+            raise ModelRefused(
+                f"{self._what} has more than {HEADER_BYTES_MAX >> 20} MiB, which is the most that is read"
+            )
         self.at += nbytes
         return start
 

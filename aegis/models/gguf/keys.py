@@ -49,7 +49,7 @@ class Keys:
         found = self.file.metadata.get(self.named(key), default)
         if found is None:
             raise ModelRefused(f"{self.named(key)} is missing")
-        if type(found) not in (int, float) or not isfinite(found):
+        if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
             raise ModelRefused(f"{self.named(key)} should be a number")
         return float(found)
 

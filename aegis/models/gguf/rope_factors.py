@@ -1,8 +1,8 @@
 """Rotary frequencies that a file gives as numbers: a tensor of factors by which each of them is divided.
 
-llama.cpp works them out when it converts a model, and what they come from is lost. Those of Llama 3 are recognised,
-because transformers has a rule for them, by which the frequencies of a position do not depend on what follows it. Others
-are written as a LongRoPE whose factors are the same for short and long texts.
+llama.cpp works them out when it converts a model, and what they come from is lost. Those of Llama 3 are recognised:
+transformers has a rule for them, by which the frequencies of a position do not depend on what follows it. Others are
+written as a LongRoPE whose factors are the same for short and long texts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def rope_of_factors(factors: list[float], theta: float, context: int) -> dict[st
 def _llama3_factors(count: int, factor: float, theta: float) -> Array:
     """Long waves are divided by the factor, short ones stay, and those between are in between."""
     waves = 2 * np.pi * np.float64(theta) ** (np.arange(count) / count)
-    old, low, high = (_LLAMA3[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+    old, low, high = (
+        _LLAMA3[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
     share = np.clip((old / waves - low) / (high - low), 0, 1)
     mixed: Array = 1 / ((1 - share) / factor + share)
     return mixed

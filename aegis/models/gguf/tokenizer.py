@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from aegis.core.errors import ModelRefused
@@ -73,12 +73,15 @@ def _given(file: GgufFile, tokens: list[str], names: Mapping[str, str]) -> dict[
             raise ModelRefused(f"there are {len(tokens)} tokens and {len(numbers)} of {name}")
         if numbers is not None:
             given[name] = numbers
-    if len(set(tokens)) < len(tokens):
+    known = set(tokens)
+    if len(known) < len(tokens):
         raise ModelRefused("a token is there twice")
     merges = file.texts("tokenizer.ggml.merges")
     if merges is not None:
-        if odd := [merge for merge in merges if merge.count(" ") != 1]:
-            raise ModelRefused(f"the merge {odd[0][:40]!r} does not name two tokens")
+        for merge in merges:
+            left, _, right = merge.partition(" ")
+            if not {left, right, left + right} <= known:
+                raise ModelRefused(f"the merge {merge[:40]!r} is not one of two tokens to a third")
         given["merges"] = merges
     return given
 
@@ -90,6 +93,8 @@ def _adjust(made: Tokenizer, given: Mapping[str, Any]) -> None:
         made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if given.get("add_prefix_space") is False and isinstance(made.pre_tokenizer, pre_tokenizers.Metaspace):
         made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=made.pre_tokenizer.split)
+        spaces = decoders.Replace("▁", " ")
+        made.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _within(made: Tokenizer, count: int) -> Tokenizer:

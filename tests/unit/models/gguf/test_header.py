@@ -154,7 +154,9 @@ def test_a_header_of_more_than_is_read_is_refused(tmp_path: Path) -> None:
 
 def test_the_longest_header_takes_no_more_than_a_second(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
-    file.write_bytes(header(entry("k", ARRAY, array(STRING, STRINGS_MAX, bytes(8) * STRINGS_MAX)), tensors=1, entries=1))
+    file.write_bytes(
+        header(entry("k", ARRAY, array(STRING, STRINGS_MAX, bytes(8) * STRINGS_MAX)), tensors=1, entries=1)
+    )
     began = time.process_time()
     with pytest.raises(ModelRefused, match="cut off"):
         read_header(file)
@@ -216,5 +218,3 @@ def test_any_header_is_read_or_refused(
     for name, place in found.tensors.items() if found else ():
         assert place.start + place.nbytes <= len(content[:end])
         assert found and found.blocks(name).nbytes == place.nbytes
-
-
