@@ -18,7 +18,7 @@ _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "ou
 _IN_LAYER = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
 _ELSEWHERE = re.compile(r"(\w+)\.(weight|bias)")
 
-CHUNK_ELEMENTS = 1 << 22
+CHUNK_ELEMENTS = 1 << 18
 """Dequantised at a time, in float32."""
 
 Change = Callable[[torch.Tensor], torch.Tensor]
