@@ -17,6 +17,18 @@ from aegis.models.gguf.rope_factors import FACTORS, LONG_FACTORS, SHORT_FACTORS,
 
 Settings = dict[str, Any]
 
+_HARMLESS = frozenset(
+    {
+        "expert_count",
+        "expert_used_count",
+        "rope.dimension_count",
+        "rope.scaling.finetuned",
+        "tensor_data_layout",
+        "vocab_size",
+    }
+)
+"""Keys that say what other keys or tensors say too, or nothing that is computed."""
+
 _WINDOW = "attention.sliding_window"
 
 _LAYER = {
@@ -179,7 +191,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 def architecture_of(keys: Keys) -> Architecture:
     """Raises ModelRefused."""
     found = ARCHITECTURES.get(keys.architecture)
-    if found is ARCHITECTURES["llama"] and keys.file.metadata.get(keys.named("expert_count")):
+    if found is ARCHITECTURES["llama"] and keys.has("expert_count"):
         return _MIXTRAL
     if found is None:
         known = ", ".join(ARCHITECTURES)
@@ -214,7 +226,10 @@ def config_of(keys: Keys) -> Settings:
         "pad_token_id": keys.token("padding_token_id"),
     }
     _refuse_impossible(config, keys)
-    return config | architecture.settings(keys)
+    config |= architecture.settings(keys)
+    if unread := [key for key in keys.unread() if key.removeprefix(keys.named("")) not in _HARMLESS]:
+        raise ModelRefused(f"it has a key {unread[0]!r}, which is not known in a {architecture.model_type}")
+    return config
 
 
 def _refuse_impossible(config: Settings, keys: Keys) -> None:
@@ -243,12 +258,12 @@ def head_size(keys: Keys, *, rotates_part: bool = False) -> int:
 
 def _longrope(keys: Keys) -> Settings:
     """Raises ModelRefused."""
-    tensors, theta = keys.file.tensors, keys.number("rope.freq_base", 10_000.0)
+    tensors = keys.file.tensors
     if SHORT_FACTORS not in tensors or LONG_FACTORS not in tensors:
-        return {"rope_type": "default", "rope_theta": theta}
+        return rope(keys)
     found: Settings = {
         "rope_type": "longrope",
-        "rope_theta": theta,
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "short_factor": factors_in(keys.file, SHORT_FACTORS),
         "long_factor": factors_in(keys.file, LONG_FACTORS),
         "original_max_position_embeddings": keys.count("rope.scaling.original_context_length"),
@@ -270,12 +285,12 @@ def rope(keys: Keys) -> Settings:
         return rope_of_factors(factors, theta, keys.count("context_length"))
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", 0.0)
+    original = keys.count("rope.scaling.original_context_length", keys.count("context_length"))
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "linear":
         return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
     if kind == "yarn":
-        original = keys.count("rope.scaling.original_context_length")
         return {
             "rope_type": "yarn",
             "rope_theta": theta,

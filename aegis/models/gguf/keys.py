@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import TypeVar
 
 from aegis.core.errors import ModelRefused
-from aegis.models.gguf.header import GgufFile
+from aegis.models.gguf.header import GgufFile, Value
 
 INTEGER_MAX = 1 << 31
 
@@ -21,6 +21,7 @@ class Keys:
 
     file: GgufFile
     architecture: str
+    read: set[str] = field(default_factory=set)
 
     @staticmethod
     def of(file: GgufFile) -> Keys:
@@ -29,12 +30,21 @@ class Keys:
     def named(self, key: str) -> str:
         return f"{self.architecture}.{key}"
 
+    def unread(self) -> list[str]:
+        """Those of the architecture that nothing has asked for."""
+        return sorted(key for key in self.file.metadata if key.startswith(self.named("")) and key not in self.read)
+
+    def value(self, key: str, default: Value | None = None) -> Value | None:
+        self.read.add(self.named(key))
+        return self.file.metadata.get(self.named(key), default)
+
     def has(self, key: str) -> bool:
-        return self.named(key) in self.file.metadata
+        """Zero is as good as none."""
+        return self.value(key) not in (None, 0)
 
     def count(self, key: str, default: int | None = None) -> int:
         """At least 1."""
-        found = self.file.metadata.get(self.named(key), default)
+        found = self.value(key, default)
         if found is None:
             raise ModelRefused(f"{self.named(key)} is missing")
         if type(found) is not int or not 1 <= found < INTEGER_MAX:
@@ -46,7 +56,7 @@ class Keys:
         return self.count("expert_feed_forward_length") if self.has("expert_feed_forward_length") else None
 
     def number(self, key: str, default: float | None = None) -> float:
-        found = self.file.metadata.get(self.named(key), default)
+        found = self.value(key, default)
         if found is None:
             raise ModelRefused(f"{self.named(key)} is missing")
         if isinstance(found, bool) or not isinstance(found, int | float) or not isfinite(found):
@@ -54,6 +64,7 @@ class Keys:
         return float(found)
 
     def text(self, key: str, default: str) -> str:
+        self.read.add(self.named(key))
         return _text(self.file, self.named(key), default)
 
     def token(self, key: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from aegis.core.errors import ModelRefused
@@ -21,7 +21,7 @@ _SPECIAL = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_GPT2 = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt"})
+_GPT2 = frozenset({"gpt-2", "gpt2"})
 """Names of ways to split a text before its merges: GPT-2's."""
 
 _DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell"})
@@ -32,6 +32,9 @@ _UNNAMED = {"qwen2": "qwen2", "qwen3": "qwen2"}
 
 _BEGINS = frozenset({"llama3", "llama-v3", "llama-bpe"})
 """Those that begin a text with a token of its own, where a file does not say."""
+
+_WHOLE = _BEGINS | {"falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
+"""Those that take a word that is a token as it is, whatever its merges make."""
 
 
 def write_tokenizer_files(file: GgufFile, into: Path) -> str | None:
@@ -53,7 +56,8 @@ def write_tokenizer_files(file: GgufFile, into: Path) -> str | None:
                 return f"its tokenizer splits texts as {split!r} does, which is not known"
         made, _ = convert_gguf_tokenizer(keys.architecture, given)
         _adjust(made, given)
-        _save(_within(made, len(tokens)), given, keys, tokens, into)
+        whole = given.get("pre_tokenizer_type") in _WHOLE
+        _save(_within(made, len(tokens), whole=whole), given, keys, tokens, into)
         return None
     except (*LIBRARY_ERRORS, ModelRefused) as error:
         return f"its tokenizer cannot be read: {one_line(error)}"
@@ -91,15 +95,25 @@ def _adjust(made: Tokenizer, given: Mapping[str, Any]) -> None:
     if given.get("pre_tokenizer_type") in _DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    if given.get("add_prefix_space") is False and isinstance(made.pre_tokenizer, pre_tokenizers.Metaspace):
-        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=made.pre_tokenizer.split)
-        spaces = decoders.Replace("▁", " ")
-        made.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
+    if isinstance(made.pre_tokenizer, pre_tokenizers.Metaspace):
+        _as_sentencepiece(made, prefix=given.get("add_prefix_space") is not False)
 
 
-def _within(made: Tokenizer, count: int) -> Tokenizer:
+def _as_sentencepiece(made: Tokenizer, *, prefix: bool) -> None:
+    """A `prefix` is put before any text, also one that begins with a space, as SentencePiece and llama.cpp have it; the
+    converter's class puts none before a space."""
+    spaces = [normalizers.Replace(" ", "▁")]
+    decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.pre_tokenizer = None
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if prefix else spaces)
+    made.decoder = decoders.Sequence([*decoded, decoders.Strip(" ", 1, 0)] if prefix else decoded)
+
+
+def _within(made: Tokenizer, count: int, *, whole: bool) -> Tokenizer:
     """Without the tokens that the converter's classes add of their own: the model has no rows for them."""
     tree = json.loads(made.to_str())
+    if whole:
+        tree["model"]["ignore_merges"] = True
     tree["added_tokens"] = [token for token in tree["added_tokens"] if token["id"] < count]
     return Tokenizer.from_str(json.dumps(tree))
 

@@ -229,6 +229,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no number": ({"llama.rope.freq_base": math.nan}, "llama.rope.freq_base should be a number"),
     "factors": ({}, "rope_freqs.weight has 3 factors, where a head has 16: twice as many"),
     "factors of nothing": ({}, "rope_freqs.weight should have positive numbers only"),
+    "key": (
+        {"llama.attention.sliding_window": 7},
+        "a key 'llama.attention.sliding_window', which is not known in a ll",
+    ),
     "tensor": ({}, "it has a tensor 'blk.0.ssm_a.weight', which is not known in a llama"),
 }
 ROWS = {
