@@ -49,7 +49,8 @@ def add_model(
       aegis models add Qwen/Qwen3-0.6B --name qwen
     """
     local = Path(source).expanduser()
-    answer = AdminClient(url).add(str(local.resolve()) if local.exists() else source, name)
+    here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
+    answer = AdminClient(url).add(str(here) if local.exists() else source, name)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

@@ -197,10 +197,11 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
     slo = _slo(where, read.slo, default_slo)
     if read.hub is not None:
         return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
-    directory = (path.parent / Path(read.path or "").expanduser()).resolve()
-    if not directory.is_dir() and not is_gguf(directory):
-        raise UserError(f"{where}: no such directory or .gguf file: {directory}", param="models")
-    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
+    named = path.parent / Path(read.path or "").expanduser()
+    found = named.absolute() if is_gguf(named) else named.resolve()  # what a link leads to may have another name
+    if not found.is_dir() and not is_gguf(found):
+        raise UserError(f"{where}: no such directory or .gguf file: {found}", param="models")
+    return Source(model, path=str(found), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

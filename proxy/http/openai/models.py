@@ -30,8 +30,8 @@ class SloCard(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it and, where it
-    failed, why as `detail`."""
+    """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it and, as `detail`,
+    why it failed, or how a GGUF file runs."""
 
     id: str
     created: int

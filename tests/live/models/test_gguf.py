@@ -24,7 +24,6 @@ FILES = {
     "llama-q4_0": ("llama", "Q4_0", {}),
     "llama-q4_k": ("llama", "Q4_K", WIDE),
     "qwen2-q8_0": ("qwen2", "Q8_0", {}),
-    "qwen2-q6_k": ("qwen2", "Q6_K", WIDE),
 }
 LATE = "qwen3-q5_k"
 

@@ -151,6 +151,15 @@ def test_a_gguf_file_is_one_model_named_after_it(tmp_path: Path) -> None:
     assert read_sources([entry]) == [Source(ModelId("small"), path=str(file))]
 
 
+def test_a_link_to_a_gguf_file_is_one_too(tmp_path: Path) -> None:
+    """As the hub's cache has them."""
+    (tmp_path / "blob").touch()
+    file = tmp_path / "m.gguf"
+    file.symlink_to(tmp_path / "blob")
+    assert read_sources([str(file)]) == [Source(ModelId("m"), path=str(file))]
+    assert read_sources([yaml(tmp_path, "models: {a: {path: m.gguf}}")]) == [Source(ModelId("a"), path=str(file))]
+
+
 def test_gguf_files_of_a_directory_are_models_beside_its_checkpoints(tmp_path: Path) -> None:
     directory(tmp_path / "b")
     for name in ("c.gguf", "a.gguf", "notes.txt"):
