@@ -86,6 +86,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
+    """A file whose header has been read, and found to fit it."""
+
     path: Path
     metadata: Mapping[str, Value]
     tensors: Mapping[str, Place]
