@@ -48,6 +48,10 @@ def write(
     multiple of a block are stored as F16, and those of one dimension as F32, as llama.cpp does; `rows` are further ones
     of these. `tokenizer`: a checkpoint that has one."""
     model = checkpoints.model(model_type, seed=seed, **changes)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # norms and biases are all alike otherwise
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
     config = model.config
     architecture = ARCHITECTURES.get(model_type, model_type)
     writer = gguf.GGUFWriter(path, architecture)

@@ -49,7 +49,6 @@ def rope_of_factors(factors: list[float], theta: float, context: int) -> dict[st
         "rope_theta": theta,
         "short_factor": factors,
         "long_factor": factors,
-        "attention_factor": 1.0,
         "original_max_position_embeddings": context,
     }
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import PreTrainedModel
 
 from aegis.core.errors import ModelRefused
@@ -15,6 +17,8 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
+from aegis.models.checkpoint import open_checkpoint
+from aegis.models.fingerprint import fingerprint
 from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import checkpoints, gguf_files
@@ -176,10 +180,16 @@ def test_phi3_has_factors_for_short_and_long_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "bfloat16")]
+    ("model_type", "kind", "dtype"),
+    [
+        ("llama", "F32", "float32"),
+        ("llama", "F16", "float16"),
+        ("llama", "BF16", "bfloat16"),
+        ("gemma", "Q8_0", "bfloat16"),  # whose norms lose no more than that when one is taken off
+    ],
 )
-def test_a_file_runs_in_the_type_that_is_nearest(kind: str, dtype: str, tmp_path: Path) -> None:
-    expected = gguf_files.write(tmp_path / "m.gguf", "llama", kind).state_dict()
+def test_a_file_runs_in_the_type_that_is_nearest(model_type: str, kind: str, dtype: str, tmp_path: Path) -> None:
+    expected = gguf_files.write(tmp_path / "m.gguf", model_type, kind).state_dict()
     spec, found = registered(tmp_path / "m.gguf", "auto")
     assert spec.note == f"{kind} file, runs as {dtype}"
     assert spec.manifest.dtype == dtype
@@ -197,6 +207,15 @@ def test_an_image_is_found_again_and_made_anew_for_another_header(tmp_path: Path
     assert again == first and said.count("loading the weights") == 1
     gguf_files.write(file, "llama", "F16", seed=1)
     assert registered(file, report=report)[0].directory != first.directory
+
+
+def test_the_header_counts_in_the_name_of_an_image(tmp_path: Path) -> None:
+    """Size and time of a file may be the same by chance."""
+    gguf_files.write(tmp_path / "m.gguf", "llama", "F16")
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    assert checkpoint.gguf
+    other = structs.replace(checkpoint, gguf=replace(checkpoint.gguf, header_bytes=24))
+    assert fingerprint(checkpoint, "auto") != fingerprint(other, "auto")
 
 
 def test_memory_is_asked_for_the_numbers_that_weights_become(tmp_path: Path) -> None:
