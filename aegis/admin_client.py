@@ -60,7 +60,8 @@ class AdminClient:
         return [*listed, *others] if coming else listed
 
     def add(self, source: str, name: str | None = None, *, lazy: bool = False) -> dict[str, Any]:
-        """Registers a checkpoint. Returns when it is served, or, if it is `lazy`, was looked at."""
+        """Registers a checkpoint directory, a GGUF file, a hub id or an address. Returns when it is served, or, if it
+        is `lazy`, was looked at."""
         more = ({"name": name} if name else {}) | ({"lazy": True} if lazy else {})
         return self._call("POST", "/models/load", {"source": source} | more)
 

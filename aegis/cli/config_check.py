@@ -80,5 +80,7 @@ def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:
     """Models that would be refused now, while the others are served."""
     for name, entry in config.models.items():
         if entry.path and not is_checkpoint(Path(entry.path)):
-            located = f"models.{name}.path: {entry.path} holds no config.json; it should be a checkpoint's directory"
+            located = (
+                f"models.{name}.path: {entry.path} is no checkpoint: a directory with a config.json, or a .gguf file"
+            )
             yield ("models", name, "path"), located

@@ -61,8 +61,8 @@ def launch(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="A YAML file with a `models:` map, a checkpoint directory, a directory of those, a hub id, or an "
-            "address: hf://org/name@revision, https://host/folder, s3://bucket/prefix. "
+            help="A YAML file with a `models:` map, a checkpoint (its directory, or a GGUF file), a directory of "
+            "those, a hub id, or an address: hf://org/name@revision, https://host/folder, s3://bucket/prefix. "
             "May be repeated. [default: the demo market]",
         ),
     ] = None,

@@ -37,7 +37,9 @@ def list_models(url: _Url = DEFAULT_URL) -> int:
 
 
 def add_model(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Checkpoint directory, hub id or address.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Checkpoint directory, GGUF file, hub id or address.")
+    ],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
     lazy: Annotated[bool, typer.Option("--lazy", help="Fetch its weights at its first request.")] = False,
     url: _Url = DEFAULT_URL,
@@ -51,7 +53,8 @@ def add_model(
       aegis models add hf://Qwen/Qwen3-0.6B@main --lazy
     """
     local = Path(source).expanduser()
-    answer = AdminClient(url).add(str(local.resolve()) if local.is_dir() else source, name, lazy=lazy)
+    here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
+    answer = AdminClient(url).add(str(here) if local.exists() else source, name, lazy=lazy)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

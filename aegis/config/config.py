@@ -83,7 +83,9 @@ class ApiKey(Section):
 class ModelEntry(Section):
     """One model of the `models:` map, under the name that clients use."""
 
-    path: str | None = Field(default=None, description="Checkpoint directory, relative to the file it stands in")
+    path: str | None = Field(
+        default=None, description="Checkpoint directory or GGUF file, relative to the file it stands in"
+    )
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
     url: str | None = Field(
         default=None, description="Address in place of a path: hf://, https:// or s3://; docs/registries.md"

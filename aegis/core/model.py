@@ -185,6 +185,7 @@ class ModelSpec(Struct, frozen=True):
     image_path: str  # the image on local disk
     root: str  # the checkpoint the user named
     slo: Slo = Slo()
+    note: str = ""  # what a user should know of its weights
 
     def shard(self, rank: int) -> ModelSpec:
         """The part of the model that one of its ranks loads."""

@@ -300,7 +300,8 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, 
     out.print(f"aegis serves {len(served) + len(lazy)} models on {url}")
     for model in served:
         manifest = model.spec.manifest
-        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB")
+        size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {model.spec.note}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
     names = [*(model.spec.model for model in served), *lazy]

@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from aegis.core.errors import ModelRefused
 from aegis.models.failures import one_line
+from aegis.models.gguf.checkpoint import is_gguf, open_gguf
+from aegis.models.gguf.header import GgufFile
 
 JSON_BYTES_MAX = 64 << 20
 SMALL_JSON_BYTES_MAX = 1 << 20
@@ -62,14 +64,28 @@ _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 class Checkpoint(Struct, frozen=True):
+    """Of a GGUF file the configuration is made of its header, and the directory is the one in which it lies."""
+
     directory: Path
     config: dict[str, Any]
     weights: tuple[Path, ...]  # sorted by name
+    gguf: GgufFile | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of its weights; of quantised ones those that they take once they are numbers."""
+        if self.gguf:
+            return max(self.weights[0].stat().st_size, 2 * self.gguf.elements)
+        return sum(file.stat().st_size for file in self.weights)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Raises ModelRefused for a missing or unreadable configuration, and for weights that are pickled, missing,
     truncated or not what their headers or their index say. The reason does not repeat the directory."""
+    if is_gguf(directory):
+        file, config = open_gguf(directory)
+        _refuse_more_layers(config, len(file.tensors))
+        return Checkpoint(directory.parent, config, (directory,), file)
     if not directory.is_dir():
         raise ModelRefused("no such directory")
     refuse_odd_files(directory)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
@@ -16,8 +24,15 @@ from aegis.engine.lean_transformers import without_compiler
 from aegis.engine.pooled_models import add_dense, auto_class, without_head
 from aegis.models.checkpoint import Checkpoint
 from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.gguf.tensors import stored_tensors
 from aegis.models.kv_probe import refuse_by_config, refuse_pooling_config
 from aegis.models.pooling_files import dense_directories, pools, read_pooling
+
+_OPTIONS: Mapping[str, Any] = {
+    "attn_implementation": "eager",
+    "output_loading_info": True,
+    "ignore_mismatched_sizes": True,  # it is told which; otherwise only that there are some
+}
 
 
 def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None) -> PreTrainedModel:
@@ -30,16 +45,7 @@ def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None) -> 
     try:
         with without_compiler():  # a model is made first, and gets memory with its weights
             auto = AutoModelForCausalLM if pooling is None else auto_class(pooling)
-            model, report = auto.from_pretrained(
-                checkpoint.directory,
-                dtype=dtype if dtype == "auto" else getattr(torch, dtype),
-                attn_implementation="eager",
-                use_safetensors=True,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # it is told which; otherwise only that there are some
-            )
+            model, report = _load_gguf(checkpoint, dtype) if checkpoint.gguf else _load(auto, checkpoint, dtype)
     except LIBRARY_ERRORS as error:
         raise ModelRefused(f"transformers cannot load it: {one_line(error)}") from error
     unused = without_head(model) if pooling and not pooling.scores else ()
@@ -69,6 +75,32 @@ def _load_dense(checkpoint: Checkpoint, model: PreTrainedModel, pooling: Pooling
                     setattr(layer, name, torch.nn.Parameter(weight, requires_grad=False))
         except (*LIBRARY_ERRORS, SafetensorError) as error:
             raise ModelRefused(f"{directory.name}/{file.name}: not readable ({one_line(error)})") from error
+
+
+def _load(auto: Any, checkpoint: Checkpoint, dtype: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = auto.from_pretrained(
+        checkpoint.directory,
+        dtype=dtype if dtype == "auto" else getattr(torch, dtype),
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+        **_OPTIONS,
+    )
+    return loaded
+
+
+def _load_gguf(checkpoint: Checkpoint, dtype: str) -> tuple[PreTrainedModel, dict[str, Any]]:
+    assert checkpoint.gguf
+    config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
+    runs_in = getattr(torch, checkpoint.config["dtype"] if dtype == "auto" else dtype)
+    tensors = stored_tensors(checkpoint.gguf, runs_in)
+    loaded: tuple[PreTrainedModel, dict[str, Any]] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(
+        None, config=config, state_dict=tensors, dtype=runs_in, **_OPTIONS
+    )
+    if unknown := sorted(loaded[1]["unexpected_keys"]):
+        raise ModelRefused(f"the model has no place for {unknown[0]}{_and_more(unknown)}")
+    loaded[0].generation_config = GenerationConfig.from_pretrained(checkpoint.directory, local_files_only=True)
+    return loaded
 
 
 def _and_more(found: Sequence[object]) -> str:

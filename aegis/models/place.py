@@ -55,7 +55,7 @@ class Directory:
 
     def look(self) -> Looked:
         checkpoint = open_checkpoint(fetch(self._source, lambda text: self._report(text, FETCH_S)))
-        return Looked(checkpoint, stored_bytes(checkpoint))
+        return Looked(checkpoint, checkpoint.stored_bytes)
 
     fetch = look
 
@@ -68,7 +68,3 @@ def place_of(source: Source, cache_dir: Path, report: Report) -> Place:
     from aegis.models.remote.checkpoint import RemoteCheckpoint
 
     return RemoteCheckpoint(url, cache_dir, report)
-
-
-def stored_bytes(checkpoint: Checkpoint) -> int:
-    return sum(file.stat().st_size for file in checkpoint.weights)

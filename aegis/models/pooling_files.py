@@ -39,6 +39,8 @@ _SIGMOID, _AS_IT_IS = "torch.nn.modules.activation.Sigmoid", "torch.nn.modules.l
 def pools(checkpoint: Checkpoint) -> bool:
     """Whether it is a model that pools; else it generates, or is refused."""
     name = _architecture(checkpoint)
+    if checkpoint.gguf:  # whatever else is where it lies
+        return False
     if name.endswith(_CLASSIFIER):
         return True
     return (checkpoint.directory / MODULES).is_file() or (name.endswith(_HEADLESS) and not name.endswith(_GENERATING))

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
@@ -22,7 +24,8 @@ from aegis.models.checkpoint import Checkpoint
 from aegis.models.disk_cache import DiskCache, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
-from aegis.models.place import LOCK_S, Looked, Report, place_of, stored_bytes
+from aegis.models.gguf.checkpoint import write_config_files
+from aegis.models.place import LOCK_S, Looked, Report, place_of
 from aegis.models.pooling_files import longest_text, pools
 from aegis.models.sources import Source
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
@@ -107,7 +110,7 @@ def register(
         dtype, engine = source.dtype or dtype, source.engine or engine
         if pools(looked.checkpoint):
             engine = _engine_that_pools(ranks)
-        _refuse_without(engine, ranks)
+        _refuse_without(engine, ranks, looked.checkpoint)
         form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(looked.checkpoint, dtype))
         if renew or not _has_image(looked, dtype, form, cache_dir):
             if looks:
@@ -145,7 +148,9 @@ def _engine_that_pools(ranks: int) -> EngineName:
     return "transformers"
 
 
-def _refuse_without(engine: EngineName, ranks: int) -> None:
+def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> None:
+    if engine == "vllm" and checkpoint.gguf:
+        raise ModelRefused("the vLLM engine does not run GGUF files; the transformers engine does")
     if engine == "vllm" and ranks > 1:
         raise ModelRefused(
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
@@ -188,7 +193,7 @@ def _register(
             report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
             write_detokenizer(directory)
         use(directory)
-    return _spec(source, manifest, directory)
+    return _spec(source, looked.checkpoint, manifest, directory)
 
 
 def _convert(
@@ -202,20 +207,25 @@ def _convert(
     weigh: Callable[[int], None],
 ) -> Manifest:
     import_transformers()
+    from aegis.models.gguf.tokenizer import write_tokenizer_files
     from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.text.tokenizer_files import write_tokenizer
 
     if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
-    nbytes = stored_bytes(checkpoint)
+    nbytes = checkpoint.stored_bytes
     within_s = STAGE_S + nbytes / BYTES_PER_S
     weigh(nbytes)
     report("reading the configuration", STAGE_S)
-    pooling = refuse_by_configuration(checkpoint)
     with replacing(directory) as draft:
+        if checkpoint.gguf:  # what other checkpoints have beside their weights is made of it
+            checkpoint = replace(checkpoint, directory=draft)
+            write_config_files(checkpoint.config, draft)
+        pooling = refuse_by_configuration(checkpoint)
         report("reading the tokenizer", STAGE_S)
-        if note := write_tokenizer(checkpoint.directory, draft):
+        note = write_tokenizer_files(checkpoint.gguf, draft) if checkpoint.gguf else None
+        if note := note or write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent", STAGE_S)
         if text := TextModel.load(draft):
             report("trying the chat template", TEMPLATE_S)
@@ -226,7 +236,7 @@ def _convert(
         manifest = _writer(form, model, checkpoint, pooling)(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
-            check(_spec(source, manifest, draft), model)
+            check(_spec(source, checkpoint, manifest, draft), model)
     return manifest
 
 
@@ -250,7 +260,8 @@ def _writer(
     return partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
 
 
-def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
+def _spec(source: Source, checkpoint: Checkpoint, manifest: Manifest, directory: Path) -> ModelSpec:
+    kind = checkpoint.gguf and checkpoint.gguf.kind.name
     return ModelSpec(
         model=source.model,
         manifest=manifest,
@@ -258,4 +269,5 @@ def _spec(source: Source, manifest: Manifest, directory: Path) -> ModelSpec:
         image_path=str(directory / image_name()),
         root=source.root,
         slo=source.slo,
+        note=f"{kind} file, runs as {manifest.dtype}" if kind else "",
     )

@@ -1,5 +1,5 @@
-"""The sources that a user names with `--models`: a YAML of models, a checkpoint directory, a directory of them, a hub
-id, or an address elsewhere.
+"""The sources that a user names with `--models`: a YAML of models, a checkpoint (its directory, or a GGUF file), a
+directory of them, a hub id, or an address elsewhere.
 
     models:
       my-llama:
@@ -30,6 +30,7 @@ from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
 from aegis.models.failures import one_line
+from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
 from aegis.models.remote.address import parse as address_of
 
@@ -141,8 +142,9 @@ def check_name(name: object) -> ModelId:
     return ModelId(name)
 
 
-def is_checkpoint(directory: Path) -> bool:
-    return (directory / "config.json").is_file()
+def is_checkpoint(path: Path) -> bool:
+    """Whether it looks like one, a directory or a GGUF file."""
+    return is_gguf(path) or (path / "config.json").is_file()
 
 
 def _read(name: str, default_slo: Slo) -> list[Source]:
@@ -158,14 +160,23 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
         return [Source(_name(name_of(address_of(name)), name), url=name, slo=default_slo)]
     path = Path(name).expanduser()
     if path.is_file():
+        if path.suffix == SUFFIX:
+            return [_at(path.absolute(), name, default_slo)]
         if path.suffix not in (".yaml", ".yml"):
-            raise UserError(f"{name}: expected a .yaml file, a directory, a hub id or an address", param="models")
+            raise UserError(
+                f"{name}: expected a .yaml or .gguf file, a directory, a hub id or an address", param="models"
+            )
         return _read_yaml(path, default_slo)
     if path.is_dir():
-        return [Source(_name(at.name, name), path=str(at), slo=default_slo) for at in _checkpoints(path)]
+        return [_at(at, name, default_slo) for at in _checkpoints(path)]
     if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
     raise UserError(f"{_shown(name)}: no such file or directory", param="models")
+
+
+def _at(path: Path, named: str, default_slo: Slo) -> Source:
+    name = path.stem if is_gguf(path) else path.name
+    return Source(_name(name, named), path=str(path), slo=default_slo)
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -174,7 +185,10 @@ def _checkpoints(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(entry for entry in directory.iterdir() if is_checkpoint(entry))
     if not found:
-        raise UserError(f"{directory}: neither it nor any directory in it holds a config.json", param="models")
+        raise UserError(
+            f"{directory}: neither it nor any directory in it holds a config.json, and it holds no .gguf file",
+            param="models",
+        )
     return found
 
 
@@ -202,10 +216,11 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         address_of(read.url)
     if read.path is None:
         return source
-    directory = (path.parent / Path(read.path or "").expanduser()).resolve()
-    if not directory.is_dir():
-        raise UserError(f"{where}: no such directory: {directory}", param="models")
-    return replace(source, path=str(directory))
+    named = path.parent / Path(read.path).expanduser()
+    found = named.absolute() if is_gguf(named) else named.resolve()  # what a link leads to may have another name
+    if not found.is_dir() and not is_gguf(found):
+        raise UserError(f"{where}: no such directory or .gguf file: {found}", param="models")
+    return replace(source, path=str(found))
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -126,7 +126,7 @@ def write_stored(
     )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):
-        if (checkpoint / name).is_file():
+        if checkpoint != into and (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, into / name)
     return manifest
 

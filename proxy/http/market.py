@@ -138,7 +138,8 @@ class ServerQueries(Protocol):
         ...
 
     async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> Served | Waiting:
-        """Registers a checkpoint; returns when it is served, or, if it is `lazy`, was looked at. Cancelled, it is not
+        """Registers a checkpoint directory, a GGUF file, a hub id or an address; returns when it is served, or, if it
+        is `lazy`, was looked at. Cancelled, it is not
         registered. Raises UserError: 409 where it was unloaded meanwhile."""
         ...
 

@@ -72,11 +72,11 @@ router = APIRouter(dependencies=[Depends(authorise)])
 
 @router.post(
     "/models/load",
-    **operation("Serve a checkpoint directory, hub id or address", ModelCard, takes=LoadBody, problems=COMMANDING),
+    **operation("Serve a checkpoint or an address", ModelCard, takes=LoadBody, problems=COMMANDING),
 )
 async def load_model(request: Request) -> Response:
-    """Body: `source`, a checkpoint directory, hub id or address (`hf://`, `https://`, `s3://`), `name`, what clients
-    shall call it, and `lazy`, whether its weights are read or fetched at its first request only."""
+    """Body: `source`, a checkpoint directory, GGUF file, hub id or address (`hf://`, `https://`, `s3://`), `name`, what
+    clients shall call it, and `lazy`, whether its weights are read or fetched at its first request only."""
     body = await read_body(request, LoadBody, settings_of(request).body_bytes_max)
     source, name, lazy = body.source, body.name, body.lazy
     body.end()

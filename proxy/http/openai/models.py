@@ -31,7 +31,7 @@ class SloCard(Struct, frozen=True):
 
 class ModelCard(Struct, frozen=True):
     """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it, what it does
-    (`generate`, `embed`, `rerank`) and, where it failed, why as `detail`."""
+    (`generate`, `embed`, `rerank`) and, as `detail`, why it failed, or how a GGUF file runs."""
 
     id: str
     created: int
@@ -84,7 +84,7 @@ def card_of(served: Served) -> ModelCard:
         slo=_slo_card(served.spec.slo),
         limits=served.limits,
         task=task_of(served),
-        detail=served.detail or None,
+        detail=served.detail or served.spec.note or None,
     )
 
 

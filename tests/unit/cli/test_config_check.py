@@ -80,8 +80,8 @@ def test_a_checkpoint_that_is_not_there_is_a_warning(tmp_path: Path, capsys: pyt
     file = written(tmp_path, "models:\n  a: {path: away}\n")
     assert config.check(file) == 0
     assert capsys.readouterr().out == (
-        f"warning: {file}: line 2: models.a.path: {tmp_path}/away holds no config.json; it should be a checkpoint's "
-        f"directory\n{file}: no mistakes\n"
+        f"warning: {file}: line 2: models.a.path: {tmp_path}/away is no checkpoint: a directory with a config.json, or "
+        f"a .gguf file\n{file}: no mistakes\n"
     )
 
 

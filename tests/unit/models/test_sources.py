@@ -181,9 +181,40 @@ def test_what_is_neither_there_nor_a_hub_id_is_refused(name: str) -> None:
 def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither it nor any directory in it holds"):
         read_sources([str(tmp_path)])
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(UserError, match=r"expected a \.yaml file"):
-        read_sources([str(tmp_path / "model.gguf")])
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(UserError, match=r"expected a \.yaml or \.gguf file, a directory or a hub id"):
+        read_sources([str(tmp_path / "model.onnx")])
+
+
+def test_a_gguf_file_is_one_model_named_after_it(tmp_path: Path) -> None:
+    file = tmp_path / "Qwen3-0.6B-Q4_K_M.gguf"
+    file.touch()
+    assert read_sources([str(file)]) == [Source(ModelId("Qwen3-0.6B-Q4_K_M"), path=str(file))]
+    entry = yaml(tmp_path, "models: {small: {path: Qwen3-0.6B-Q4_K_M.gguf}}")
+    assert read_sources([entry]) == [Source(ModelId("small"), path=str(file))]
+
+
+def test_a_link_to_a_gguf_file_is_one_too(tmp_path: Path) -> None:
+    """As the hub's cache has them."""
+    (tmp_path / "blob").touch()
+    file = tmp_path / "m.gguf"
+    file.symlink_to(tmp_path / "blob")
+    assert read_sources([str(file)]) == [Source(ModelId("m"), path=str(file))]
+    assert read_sources([yaml(tmp_path, "models: {a: {path: m.gguf}}")]) == [Source(ModelId("a"), path=str(file))]
+
+
+def test_gguf_files_of_a_directory_are_models_beside_its_checkpoints(tmp_path: Path) -> None:
+    directory(tmp_path / "b")
+    for name in ("c.gguf", "a.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    assert [source.model for source in read_sources([str(tmp_path)])] == ["a", "b", "c"]
+
+
+def test_a_gguf_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file or directory"):
+        read_sources([str(tmp_path / "away.gguf")])
+    with pytest.raises(UserError, match=r"models.a: no such directory or .gguf file: .*away.gguf"):
+        read_sources([yaml(tmp_path, "models: {a: {path: away.gguf}}")])
 
 
 def test_a_hub_id_without_network_is_refused_with_a_way_out() -> None:
