@@ -182,7 +182,7 @@ def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither it nor any directory in it holds"):
         read_sources([str(tmp_path)])
     (tmp_path / "model.onnx").touch()
-    with pytest.raises(UserError, match=r"expected a \.yaml or \.gguf file, a directory or a hub id"):
+    with pytest.raises(UserError, match=r"expected a \.yaml or \.gguf file, a directory, a hub id or an address"):
         read_sources([str(tmp_path / "model.onnx")])
 
 
