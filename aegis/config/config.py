@@ -36,7 +36,7 @@ from aegis.config.values import (
     of_a_ray_cluster,
     redis_url,
 )
-from aegis.core.model import EngineName
+from aegis.core.model import EngineName, WeightsName
 from aegis.core.role import Roles
 
 
@@ -86,6 +86,7 @@ class ModelEntry(Section):
     hub: str | None = Field(default=None, description="Hub id, in place of a path")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
+    weights: WeightsName | None = Field(default=None, description="Quantise it so; as `weights` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
     priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
@@ -336,6 +337,7 @@ class Config(Section):
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Kind of device")
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
+    weights: WeightsName = Field(default="dense", description="Bits of linear weights: docs/quantised.md")
     engine: EngineName = Field(default="transformers", description="Engine that runs the models: docs/vllm.md")
     instances: Instances = Instances()
     server: Server = Server()
@@ -414,6 +416,7 @@ OPTIONS: dict[str, Key] = {
     "slab": ("memory", "slab"),
     "prefix_reuse": ("memory", "prefix_reuse"),
     "dtype": ("dtype",),
+    "weights": ("weights",),
     "engine": ("engine",),
     "host": ("server", "host"),
     "port": ("server", "port"),

@@ -31,7 +31,11 @@ def packs(weight: torch.Tensor) -> bool:
 
 def pack(weight: torch.Tensor) -> tuple[bytes, torch.Tensor]:
     """oneDNN's description of how `weight [out, in]` is packed, and the packed bytes."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+    return described(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+
+
+def described(packed: torch.Tensor) -> tuple[bytes, torch.Tensor]:
+    """The same of an oneDNN tensor."""
     descriptor = bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy())
     handle = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(packed)
     address = ctypes.c_void_p()

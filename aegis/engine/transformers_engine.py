@@ -34,6 +34,7 @@ from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, run
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
+from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
@@ -288,6 +289,7 @@ def _build(spec: ModelSpec) -> PreTrainedModel:
         raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
     if not module._can_set_attn_implementation():
         raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
+    replace_layers(module, spec.manifest.tensors)
     _forget_values(module)
     module.config.dtype = dtype_named(spec.manifest.dtype)
     return module.eval()

@@ -37,4 +37,5 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS), round(gap_ms * NS_PER_MS))
     path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
-    return Source(model, path, entry.hub, slo, entry.dtype, entry.pin, entry.engine, entry.priority, limits)
+    own = (entry.dtype, entry.pin, entry.engine, entry.priority, limits, entry.weights)
+    return Source(model, path, entry.hub, slo, *own)

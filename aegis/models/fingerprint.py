@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
-from aegis.core.model import EngineName
+from aegis.core.model import EngineName, WeightsName
 from aegis.engine.vllm import version as vllm_version
 from aegis.models.checkpoint import Checkpoint
 
 IMAGE_FORMAT = 2
 
+QUANTISATION = 1
+"""Counts the ways in which we have chosen integers and laid them out."""
+
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: str, engine: EngineName = "transformers", ranks: int = 1, *, packs: bool = False
+    checkpoint: Checkpoint,
+    dtype: str,
+    engine: EngineName = "transformers",
+    ranks: int = 1,
+    *,
+    packs: bool = False,
+    weights: WeightsName = "dense",
 ) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
     place are noticed even if size and mtime were restored. A copied checkpoint gets an image of its own.
 
     The converter counts because the layout of its parameters may differ from release to release; if it `packs`
-    weights for the processor, that too, and torch.
+    weights for the processor, that too, and torch. So does how `weights` are quantised.
     """
     digest = blake2b(digest_size=16)
 
@@ -35,6 +45,8 @@ def fingerprint(
         add(engine, vllm_version.installed(), version("torch"), _processor())
     elif packs:
         add("packed", version("torch"), _processor())
+    if weights != "dense":
+        add("weights", weights, QUANTISATION, os.environ.get("ATEN_CPU_CAPABILITY"))  # which kernels torch has
     if ranks > 1:
         add("ranks", ranks)
     for file in _small_files(checkpoint.directory):

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, ModelSpec, WeightsName
 from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
@@ -49,6 +49,7 @@ class Job(Struct, frozen=True):
     engine: EngineName = "transformers"
     ranks: int = 1
     packs: bool = False
+    weights: WeightsName = "dense"
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -116,6 +117,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Refused:
             engine=job.engine,
             ranks=job.ranks,
             packs=job.packs,
+            weights=job.weights,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         if isinstance(error, UserError) and not out_of_memory(error):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.model import EngineName, Manifest, ModelSpec, image_name
+from aegis.core.model import EngineName, Manifest, ModelSpec, WeightsName, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
@@ -72,11 +72,13 @@ LOCK_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How an image is laid out: `packs` as this processor multiplies its weights."""
+    """How an image is laid out: `packs` as this processor multiplies its weights, which are quantised unless `weights`
+    are dense."""
 
     engine: EngineName
     ranks: int
     packs: bool
+    weights: WeightsName
 
 
 def register(
@@ -92,8 +94,9 @@ def register(
     engine: EngineName = "transformers",
     ranks: int = 1,
     packs: bool = False,
+    weights: WeightsName = "dense",
 ) -> ModelSpec:
-    """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
+    """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
     be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
     anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
     already is made again. If it `packs`, images are for this processor. Raises ModelRefused: one line that names the
@@ -103,8 +106,11 @@ def register(
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))
         _refuse_too_large(checkpoint, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
+        weights = source.weights or weights
         _refuse_without(engine, ranks)
-        form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(checkpoint, dtype))
+        _refuse_quantised(weights, engine, ranks)
+        packable = weights != "dense" or _may_be_bfloat16(checkpoint, dtype)
+        form = _Form(engine, ranks, packs and ranks == 1 and packable, weights)
         return _register(source, checkpoint, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
@@ -141,6 +147,16 @@ def _refuse_without(engine: EngineName, ranks: int) -> None:
         raise ModelRefused(reason)
 
 
+def _refuse_quantised(weights: WeightsName, engine: EngineName, ranks: int) -> None:
+    if weights != "dense" and engine != "transformers":
+        raise ModelRefused(f"the {engine} engine runs no weights that were made {weights} here: leave out --weights")
+    if weights != "dense" and ranks > 1:
+        raise ModelRefused(
+            f"weights that were made {weights} cannot be shared out among ranks yet: leave out --weights, or "
+            "--tensor-parallel-size"
+        )
+
+
 def _register(
     source: Source,
     checkpoint: Checkpoint,
@@ -152,7 +168,7 @@ def _register(
     weigh: Callable[[int], None],
     renew: bool,
 ) -> ModelSpec:
-    name = fingerprint(checkpoint, dtype, form.engine, form.ranks, packs=form.packs)
+    name = fingerprint(checkpoint, dtype, form.engine, form.ranks, packs=form.packs, weights=form.weights)
     directory = cache_dir / "images" / name
     report("finding the image", LOCK_S)  # another process may be making it
     with locked(directory):
@@ -191,20 +207,35 @@ def _convert(
         report("reading the tokenizer", STAGE_S)
         if note := write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent", STAGE_S)
-        if text := TextModel.load(draft):
+        text = TextModel.load(draft)
+        if text:
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
         model = load(checkpoint, dtype)
+        write = _writer(form, model)
+        if form.weights != "dense":
+            report(f"making its weights {form.weights}", within_s)
+            write = _quantising(write, model, form.weights, text)
         report("writing the weight image", within_s)
-        manifest = _writer(form, model)(directory.name, checkpoint.directory, draft)
+        manifest = write(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, manifest, draft), model)
     return manifest
 
 
-def _writer(form: _Form, model: PreTrainedModel) -> Callable[[str, Path, Path], Manifest]:
+def _quantising(
+    write: Callable[..., Manifest], model: PreTrainedModel, weights: WeightsName, text: TextModel | None
+) -> Callable[..., Manifest]:
+    """From then on the model is one of quantised weights."""
+    from aegis.models.quantising import quantise_layers
+
+    layers = quantise_layers(model, weights, text)
+    return partial(write, integers=layers.integers, quantised=layers.told)
+
+
+def _writer(form: _Form, model: PreTrainedModel) -> Callable[..., Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
     if form.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image

@@ -6,6 +6,7 @@ hub id.
         path: checkpoints/llama        # or  hub: org/name
         slo: {ttft_ms: 5000, tbt_ms: 50}
         dtype: bfloat16
+        weights: int8
         engine: vllm
 
 A relative `path` is relative to the YAML file that names it.
@@ -26,7 +27,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo, WeightsName
 from aegis.models.failures import one_line
 
 _MIB = 1 << 20
@@ -68,6 +69,7 @@ class Source(Struct, frozen=True):
     engine: EngineName | None = None  # likewise
     priority: int = 0
     limits: Limits = UNLIMITED
+    weights: WeightsName | None = None  # likewise
 
     @property
     def root(self) -> str:
@@ -89,6 +91,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Dtype | None = None
     pin: bool = False
     engine: EngineName | None = None
+    weights: WeightsName | None = None
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -184,11 +187,24 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         raise UserError(f"{where}: give either 'path' or 'hub'", param="models")
     slo = _slo(where, read.slo, default_slo)
     if read.hub is not None:
-        return Source(model, hub=read.hub, slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
+        return _source(model, read, slo)
     directory = (path.parent / Path(read.path or "").expanduser()).resolve()
     if not directory.is_dir():
         raise UserError(f"{where}: no such directory: {directory}", param="models")
-    return Source(model, path=str(directory), slo=slo, dtype=read.dtype, pin=read.pin, engine=read.engine)
+    return _source(model, read, slo, path=str(directory))
+
+
+def _source(model: ModelId, read: _ModelEntry, slo: Slo, *, path: str | None = None) -> Source:
+    return Source(
+        model,
+        path,
+        read.hub,
+        slo=slo,
+        dtype=read.dtype,
+        pin=read.pin,
+        engine=read.engine,
+        weights=read.weights,
+    )
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -24,7 +24,7 @@ from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
-from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
+from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
@@ -126,6 +126,7 @@ class Catalogue:
         dtype: str,
         engine: EngineName,
         ranks: int = 1,
+        weights: WeightsName = "dense",
         cache_dir: Path,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
@@ -137,6 +138,7 @@ class Catalogue:
         self._dtype = dtype
         self._engine: EngineName = engine
         self._ranks = ranks
+        self._weights: WeightsName = weights
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._hardware = hardware
@@ -206,7 +208,7 @@ class Catalogue:
         if model in self._models:
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
-        own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine)
+        own = Source(model, found.path, found.hub, found.slo, found.dtype, engine=found.engine, weights=found.weights)
         if model in self._coming:
             raise UserError(f"'{model}' is being registered already", status=409, param="name")
         if len(self._coming) >= COMING_MAX:
@@ -374,6 +376,7 @@ class Catalogue:
             dtype=self._dtype,
             engine=self._engine,
             ranks=self._ranks,
+            weights=self._weights,
             cache_dir=self._cache_dir,
             limit_bytes=limit_bytes,
             report=report,

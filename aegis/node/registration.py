@@ -15,7 +15,7 @@ import msgspec
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, ModelSpec, WeightsName
 from aegis.models.failures import refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
@@ -113,6 +113,7 @@ class Register(Protocol):
         renew: bool = False,
         engine: EngineName = ...,
         ranks: int = ...,
+        weights: WeightsName = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused]]: ...
 
 
@@ -128,6 +129,7 @@ async def register(
     engine: EngineName = "transformers",
     ranks: int = 1,
     packs: bool = False,
+    weights: WeightsName = "dense",
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
@@ -141,7 +143,7 @@ async def register(
         for source in [source for source in waiting if source.model in unwanted]:
             waiting.remove(source)
             yield source, was_unloaded(source.model)
-        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs) for s in waiting]
+        jobs = [Job(s, dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, weights) for s in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):
