@@ -131,6 +131,13 @@ class Quantised(Struct, frozen=True):
     perplexity_ratio: float
     logit_difference: float
 
+    @property
+    def told(self) -> str:
+        return (
+            f"{self.weights}, perplexity x {self.perplexity_ratio:.3f}, logits off by up to "
+            f"{self.logit_difference:.1%} of their spread"
+        )
+
 
 class Manifest(Struct, frozen=True):
     """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each

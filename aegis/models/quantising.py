@@ -49,13 +49,6 @@ def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextMode
     return QuantisedLayers(integers, told)
 
 
-def told_of(quantised: Quantised) -> str:
-    return (
-        f"{quantised.weights}: perplexity x {quantised.perplexity_ratio:.3f}, logits off by at most "
-        f"{quantised.logit_difference:.1%} of their spread"
-    )
-
-
 def _better(weights: WeightsName) -> str:
     order: dict[WeightsName, str] = {"int4": "int4-g32 or int8", "int4-g64": "int4-g32 or int8", "int4-g32": "int8"}
     return order.get(weights, "dense")

@@ -216,7 +216,8 @@ def _convert(
         write = _writer(form, model)
         if form.weights != "dense":
             report(f"making its weights {form.weights}", within_s)
-            write = _quantising(write, model, form.weights, text)
+            write, told = _quantising(write, model, form.weights, text)
+            report(told, within_s)
         report("writing the weight image", within_s)
         manifest = write(directory.name, checkpoint.directory, draft)
         if check is not None:
@@ -227,12 +228,12 @@ def _convert(
 
 def _quantising(
     write: Callable[..., Manifest], model: PreTrainedModel, weights: WeightsName, text: TextModel | None
-) -> Callable[..., Manifest]:
-    """From then on the model is one of quantised weights."""
+) -> tuple[Callable[..., Manifest], str]:
+    """With a line on what it costs. From then on the model is one of quantised weights."""
     from aegis.models.quantising import quantise_layers
 
     layers = quantise_layers(model, weights, text)
-    return partial(write, integers=layers.integers, quantised=layers.told)
+    return partial(write, integers=layers.integers, quantised=layers.told), layers.told.told
 
 
 def _writer(form: _Form, model: PreTrainedModel) -> Callable[..., Manifest]:

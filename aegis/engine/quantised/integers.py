@@ -15,6 +15,7 @@ from aegis.core.model import WeightsName
 GROUPS = (128, 64, 32)
 """Sizes of groups that the kernels for 4 bits know."""
 
+_VECTOR = 16
 _MIDDLE = 8  # of the 16 values of 4 bits
 _LARGEST = {8: 127, 4: 15}
 
@@ -56,24 +57,27 @@ def check(integers: Integers) -> None:
         raise ValueError("its scales or zeros are not finite")
 
 
-def group_of(weights: WeightsName, shape: tuple[int, int]) -> int | None:
-    """The group in which a weight of this shape is quantised; None: it is not."""
-    rows, columns = shape
-    if rows % 16 or columns % 32:
-        return None
-    if weights == "int8":
-        return columns
-    asked = {"int4": 128, "int4-g64": 64, "int4-g32": 32}[weights]
-    return next(group for group in GROUPS if group <= asked and columns % group == 0)
+def group_of(weights: WeightsName, columns: int) -> int | None:
+    """The group in which rows of so many columns are quantised to 4 bits; None: to 8 bits, with a scale a row."""
+    asked = {"int4": 128, "int4-g64": 64, "int4-g32": 32}.get(weights, 0)
+    return next((group for group in GROUPS if group <= asked and columns % group == 0), None)
+
+
+def whole(matrix: torch.Tensor) -> bool:
+    """Whether kernels take it: they read whole vectors, also beyond its end."""
+    rows, columns = matrix.shape
+    return rows % _VECTOR == 0 and columns % _VECTOR == 0
 
 
 def quantise(weight: torch.Tensor, weights: WeightsName) -> Integers | None:
-    """The integers nearest to a weight `[out, in]`, with scales and zeros that its own type can hold; None if its shape
-    does not allow it."""
-    if (group := group_of(weights, (weight.shape[0], weight.shape[1]))) is None:
+    """The integers nearest to a weight `[out, in]`, with scales and zeros that its own type can hold. Of 8 bits where
+    its rows have no groups. None if no kernel takes its shape."""
+    if not whole(weight):
         return None
-    wide = weight.float().view(weight.shape[0], -1, group)
-    if weights == "int8":
+    rows, columns = weight.shape
+    group = group_of(weights, columns)
+    wide = weight.float().view(rows, -1, group or columns)
+    if group is None:
         scales = _as_held(wide.abs().amax(-1) / 127, weight.dtype)
         values = (wide / _divisor(scales)).round_().clamp_(-127, 127)
         return Integers(8, values.to(torch.int8).view(weight.shape), scales)

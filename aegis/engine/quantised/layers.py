@@ -20,7 +20,7 @@ from aegis.core.model import TensorEntry
 from aegis.engine.packed_linear import described
 from aegis.engine.quantised import digits
 from aegis.engine.quantised.blocks import BLOCK_ROWS, are_known, unpacked
-from aegis.engine.quantised.integers import Integers
+from aegis.engine.quantised.integers import GROUPS, Integers, whole
 
 _SCALES = "scales"
 _TILE_ROWS = 512
@@ -102,7 +102,7 @@ class Int8Rows(QuantisedLinear):
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         one = self.scales.shape[1] == 1
-        if one and len(x) <= INT8_ROWS_MAX and x.device.type == "cpu":
+        if one and whole(self.int8_rows) and len(x) <= INT8_ROWS_MAX and x.device.type == "cpu":
             return self._biased(torch.ops.aten._weight_int8pack_mm(x, self.int8_rows, self.scales.view(-1)))
         out = torch.empty(len(x), self.out_features, dtype=x.dtype, device=x.device)
         for start in range(0, self.out_features, _TILE_ROWS):
@@ -174,9 +174,11 @@ FORMS: dict[str, type[QuantisedLinear]] = {form.INTEGERS: form for form in (Int8
 def parts(integers: Integers, dtype: torch.dtype, *, packs: bool) -> list[Part]:
     """What a weight image stores of a linear layer with this weight, that is to multiply inputs of `dtype`: if it
     `packs`, as this machine's processor reads it best, else as every device can read it."""
+    packs = packs and whole(integers.values)
     if integers.bits == 8:
         by_digits = packs and digits.supported() and integers.scales.shape[1] == 1
         return (Int8Digits if by_digits else Int8Rows).parts(integers, dtype)
+    packs = packs and integers.group in GROUPS
     return (Int4Blocks if packs else Int4Rows).parts(integers, dtype)
 
 
