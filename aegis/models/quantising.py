@@ -6,6 +6,7 @@ it, the dense one first. Refused is what makes the model a worse one than the fe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import exp, isfinite
 
@@ -25,6 +26,7 @@ PERPLEXITY_RATIO_MAX = 1.5
 """Of a quantised model's perplexity over the dense one's."""
 
 _TRIED_TOKENS, _READ_TOKENS = 48, 160
+_WITH_WEIGHTS = (torch.nn.Linear, torch.nn.Embedding)
 
 
 class QuantisedLayers(Struct, frozen=True):
@@ -37,9 +39,12 @@ def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextMode
     weights of `model` are what they stand for. Raises ModelRefused."""
     passage = _passage(model, text)
     before = _logits(model, passage)
-    integers = _replace_weights(model, weights)
+    integers = integers_of(model, weights)
     if not integers:
         raise ModelRefused(f"no layer of it can be quantised: serve it without --weights {weights}")
+    for name, found in integers.items():
+        weight = model.get_submodule(name).weight
+        weight.data = dequantised(found).to(weight.dtype)
     told = _compare(before, _logits(model, passage), passage, weights, len(integers))
     if not told.perplexity_ratio <= PERPLEXITY_RATIO_MAX:  # a NaN is not either
         raise ModelRefused(
@@ -54,20 +59,12 @@ def _better(weights: WeightsName) -> str:
     return order.get(weights, "dense")
 
 
-def _replace_weights(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:
-    looked_up = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
-    integers: dict[str, Integers] = {}
-    seen: dict[int, int] = {}
-    for part in model.modules():
-        if type(part) is torch.nn.Linear:
-            seen[id(part.weight)] = seen.get(id(part.weight), 0) + 1
-    for name, part in model.named_modules():
-        if type(part) is not torch.nn.Linear or id(part.weight) in looked_up or seen[id(part.weight)] > 1:
-            continue
-        if (found := quantise(part.weight.detach(), weights)) is not None:
-            part.weight.data = dequantised(found).to(part.weight.dtype)
-            integers[name] = found
-    return integers
+def integers_of(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:
+    """Of every linear layer by name, but of those whose weight has another place too."""
+    places = Counter(id(part.weight) for part in model.modules() if isinstance(part, _WITH_WEIGHTS))
+    layers = {name: part for name, part in model.named_modules() if type(part) is torch.nn.Linear}
+    own = {name: part.weight.detach() for name, part in layers.items() if places[id(part.weight)] == 1}
+    return {name: found for name, weight in own.items() if (found := quantise(weight, weights)) is not None}
 
 
 def _passage(model: PreTrainedModel, text: TextModel | None) -> list[int]:
