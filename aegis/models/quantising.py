@@ -39,12 +39,9 @@ def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextMode
     weights of `model` are what they stand for. Raises ModelRefused."""
     passage = _passage(model, text)
     before = _logits(model, passage)
-    integers = integers_of(model, weights)
+    integers = replace_weights(model, weights)
     if not integers:
         raise ModelRefused(f"no layer of it can be quantised: serve it without --weights {weights}")
-    for name, found in integers.items():
-        weight = model.get_submodule(name).weight
-        weight.data = dequantised(found).to(weight.dtype)
     told = _compare(before, _logits(model, passage), passage, weights, len(integers))
     if not told.perplexity_ratio <= PERPLEXITY_RATIO_MAX:  # a NaN is not either
         raise ModelRefused(
@@ -57,6 +54,15 @@ def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextMode
 def _better(weights: WeightsName) -> str:
     order: dict[WeightsName, str] = {"int4": "int4-g32 or int8", "int4-g64": "int4-g32 or int8", "int4-g32": "int8"}
     return order.get(weights, "dense")
+
+
+def replace_weights(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:
+    """The same as `integers_of`; the weights of `model` become what they stand for."""
+    integers = integers_of(model, weights)
+    for name, found in integers.items():
+        weight = model.get_submodule(name).weight
+        weight.data = dequantised(found).to(weight.dtype)
+    return integers
 
 
 def integers_of(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:

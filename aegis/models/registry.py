@@ -96,11 +96,11 @@ def register(
     packs: bool = False,
     weights: WeightsName = "dense",
 ) -> ModelSpec:
-    """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
-    be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
-    anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
-    already is made again. If it `packs`, images are for this processor. Raises ModelRefused: one line that names the
-    checkpoint and why."""
+    """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint
+    that cannot be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its
+    weights before anything of it but its configuration is read, and after everything is imported. With `renew` an image
+    that is there already is made again. If it `packs`, images are for this processor. Raises ModelRefused: one line
+    that names the checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
         checkpoint = open_checkpoint(fetch(source, lambda text: report(text, FETCH_S)))

@@ -63,9 +63,9 @@ def product(digits: Digits, weight: torch.Tensor, scales: torch.Tensor) -> torch
     rows, none = len(digits.units), _zeros(len(scales))
     run = torch.ops.onednn.qlinear_pointwise.default
     partial = run(digits.bytes, 1.0, _MIDDLE, weight, scales, none, None, 1.0, 0, torch.float32, "none", [], "")
-    total, *lower = partial.split(rows)
-    for each in lower:
-        total = each.add_(total, alpha=256)
+    total: torch.Tensor = partial[:rows]
+    for start in range(rows, len(partial), rows):
+        total = partial[start : start + rows].add_(total, alpha=256)
     return total.mul_(digits.units)
 
 

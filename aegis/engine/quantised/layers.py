@@ -27,7 +27,7 @@ from aegis.engine.quantised.blocks import (
     of_bytes,
     of_halves,
 )
-from aegis.engine.quantised.integers import GROUPS, Integers, whole
+from aegis.engine.quantised.integers import GROUPS, Integers, check, whole
 
 _SCALES = "scales"
 _TILE_ROWS = 512
@@ -104,8 +104,9 @@ class Int8Digits(QuantisedLinear):
                 weight = of_bytes(packed, shape, start, stop).to(x.dtype)
                 torch.mul(linear(x, weight), self.scales[start:stop], out=out[:, start:stop])
             return self._biased(out)
-        for piece, product in zip(x.split(digits.ROWS_MAX), out.split(digits.ROWS_MAX), strict=True):
-            product.copy_(digits.product(digits.digits_of(piece), self.int8_digits, self.scales))
+        for start in range(0, len(x), digits.ROWS_MAX):
+            piece = digits.digits_of(x[start : start + digits.ROWS_MAX])
+            out[start : start + digits.ROWS_MAX] = digits.product(piece, self.int8_digits, self.scales)
         return self._biased(out)
 
     @staticmethod
@@ -193,7 +194,9 @@ FORMS: dict[str, type[QuantisedLinear]] = {form.INTEGERS: form for form in (Int8
 
 def parts(integers: Integers, dtype: torch.dtype, *, packs: bool) -> list[Part]:
     """What a weight image stores of a linear layer with this weight, that is to multiply inputs of `dtype`: if it
-    `packs`, as this machine's processor reads it best, else as every device can read it."""
+    `packs`, as this machine's processor reads it best, else as every device can read it. Raises ValueError if they are
+    none."""
+    check(integers)
     packs = packs and whole(integers.values)
     if integers.bits == 8:
         by_digits = packs and digits.supported() and integers.scales.shape[1] == 1

@@ -1,8 +1,8 @@
 """Quantised weights beside bfloat16: decoding, a prompt, the image's bytes and the time of a switch.
 
-One random Llama of half a billion parameters in bfloat16, whose image is written dense, and with linear weights of 8 and
-4 bits. Runs of the three alternate in one process, on the same threads; told are medians, and of ratios the median of
-those of neighbouring runs, for a shared machine's pace changes meanwhile.
+One random Llama of half a billion parameters in bfloat16, whose image is written dense, and with linear weights of 8
+and 4 bits. Runs of the three alternate in one process, on the same threads; told are medians, and of ratios the median
+of those of neighbouring runs, for a shared machine's pace changes meanwhile.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ BATCHES = (1, 8, 32)
 KINDS: tuple[WeightsName, ...] = ("dense", "int8", "int4")
 
 _TOKENS_PER_S_MIN: Mapping[tuple[str, int], float] = {
-    **{("int8", 1): 1.4, ("int8", 8): 1.0, ("int8", 32): 0.85},
-    **{("int4", 1): 2.5, ("int4", 8): 1.0, ("int4", 32): 0.85},
+    ("int8", 1): 1.4,
+    ("int8", 8): 1.0,
+    ("int8", 32): 0.85,
+    ("int4", 1): 2.5,
+    ("int4", 8): 1.0,
+    ("int4", 32): 0.85,
 }
 _PREFILL_MIN = 0.85
 _BYTES_MAX = {"int8": 0.55, "int4": 0.30}
