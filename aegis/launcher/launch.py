@@ -282,10 +282,9 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket) -> 
     out.print(f"aegis serves {len(models)} models on {url}")
     for model in models:
         manifest = model.spec.manifest
+        size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"
         cost = f"  {manifest.quantised.told}" if manifest.quantised else ""
-        out.print(
-            f"  {model.spec.model:24} {manifest.architecture:24} {manifest.image_bytes / (1 << 20):8.1f} MiB{cost}"
-        )
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size}{cost}")
     out.print("try it:")
     out.print(f"  {_example(url, models[0].spec.model, needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")

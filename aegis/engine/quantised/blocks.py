@@ -35,10 +35,9 @@ def of_halves(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def of_bytes(packed: torch.Tensor, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
     """The rows from `start` to `stop`, int8, of a weight of this shape, both multiples of blocks."""
     rows, columns = shape
-    fours = (
-        packed[: rows * columns].view(torch.int32).view(-1, columns // BLOCK_COLUMNS, BLOCK_COLUMNS // 4, BLOCK_ROWS)
-    )
-    wanted = fours[start // BLOCK_ROWS : stop // BLOCK_ROWS]
+    fours = packed[: rows * columns].view(torch.int32)
+    blocks = fours.view(-1, columns // BLOCK_COLUMNS, BLOCK_COLUMNS // 4, BLOCK_ROWS)
+    wanted = blocks[start // BLOCK_ROWS : stop // BLOCK_ROWS]
     return wanted.permute(0, 3, 1, 2).reshape(stop - start, columns // 4).contiguous().view(torch.int8)
 
 

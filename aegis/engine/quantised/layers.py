@@ -71,6 +71,8 @@ class QuantisedLinear(torch.nn.Module):
         self.register_buffer(_SCALES, torch.empty(0, device="meta"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not x.numel():  # of the last layer, where no row of a step samples
+            return x.new_empty(*x.shape[:-1], self.out_features)
         rows = x.reshape(-1, self.in_features)
         return self.multiply(rows).view(*x.shape[:-1], self.out_features)
 
@@ -90,7 +92,7 @@ class Int8Digits(QuantisedLinear):
     scales: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() > digits.ROWS_MAX * self.in_features:
+        if not 0 < x.numel() <= digits.ROWS_MAX * self.in_features:
             return super().forward(x)
         product = digits.product(digits.digits_once(x), self.int8_digits, self.scales)
         return self._biased(product.to(x.dtype)).view(*x.shape[:-1], self.out_features)

@@ -148,6 +148,14 @@ def test_large_values_do_not_spoil_other_rows_and_zeros_stay_zeros() -> None:
     assert not found[2].any()
 
 
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_no_rows_make_none(weights: WeightsName, packs: bool) -> None:
+    integers = quantise(drawn(7, 64, 128), weights)
+    assert integers
+    assert layer_of(integers, torch.float32, packs=packs)(torch.empty(1, 0, 128)).shape == (1, 0, 64)
+
+
 def test_an_input_is_split_once_for_layers_that_share_it() -> None:
     x = drawn(1, 2, 128)
     first = digits.digits_once(x)
