@@ -81,7 +81,7 @@ def bench_quantised(
 
     \b
     Example:
-      aegis bench quantised --json bench/results/quantised.json
+      aegis lab quantised --json bench/results/quantised.json
     """
     from bench.lab.decode.quantised import Plan, run
 

@@ -79,7 +79,9 @@ def test_a_model_s_own_choice_comes_first(tmp_path: Path) -> None:
 
 
 def test_tied_embeddings_and_norms_stay(tmp_path: Path) -> None:
-    tensors = registered(tmp_path, "int4", model_type="gemma2").manifest.tensors
+    manifest = registered(tmp_path, "int4", model_type="gemma2").manifest
+    assert manifest.quantised and manifest.quantised.layers == 2 * 7, "the last layer is the embedding"
+    tensors = manifest.tensors
     kept = {name for entry in tensors for name in entry.names if entry.dtype == "float32" and "scales" not in name}
     assert {"lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"} <= kept
     assert not any("proj.weight" in name for name in kept)

@@ -30,7 +30,7 @@ def test_smaller_groups_are_nearer() -> None:
 
 
 def test_scales_and_zeros_are_what_the_type_of_the_weight_can_hold() -> None:
-    found = quantise(SOME.bfloat16(), "int4")
+    found = quantise((SOME.abs() + 1).bfloat16(), "int4")
     assert found is not None and found.zeros is not None
     for part in (found.scales, found.zeros):
         assert torch.equal(part.bfloat16().float(), part)
@@ -42,6 +42,7 @@ def test_a_group_of_one_value_is_exact() -> None:
         found = quantise(weight, name)  # type: ignore[arg-type]
         assert found is not None
         torch.testing.assert_close(dequantised(found), weight, rtol=0.01, atol=0)
+        assert (found.values == (127 if name == "int8" else 8)).all()
     zeros = quantise(torch.zeros(16, 64), "int8")
     assert zeros is not None and not dequantised(zeros).any()
 

@@ -80,7 +80,7 @@ def test_each_form_is_used_where_it_belongs() -> None:
 @pytest.mark.parametrize("packs", [True, False])
 def test_foreign_integers_of_any_group_are_multiplied(bits: int, packs: bool) -> None:
     """Such as 8 bits in groups of 32, groups of 16, and shapes of which kernels would read too much."""
-    for shape, groups in (((64, 128), 4), ((64, 128), 8), ((40, 24), 1), ((40, 24), 3), ((7, 6), 1)):
+    for shape, groups in (((64, 128), 4), ((64, 128), 8), ((40, 64), 1), ((40, 24), 1), ((40, 24), 3), ((7, 6), 1)):
         least, most = (-127, 128) if bits == 8 else (0, 16)
         values = torch.randint(least, most, shape, generator=torch.Generator().manual_seed(3)).to(torch.int8)
         integers = Integers(bits, values, drawn(1, shape[0], groups).abs() + 0.1)  # type: ignore[arg-type]
@@ -124,6 +124,13 @@ def test_orders_that_are_not_known_are_left_to_the_kernels(
     assert integers
     layer = layer_of(integers, torch.float32, packs=True)
     assert off(layer, integers, torch.float32, 300) < TOLERANCE[torch.float32]
+
+
+def test_orders_are_known_where_there_is_avx_512() -> None:
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("this processor has other orders")
+    assert blocks.halves_are_known()
+    assert blocks.bytes_are_known() or not digits.supported()
 
 
 def test_an_order_that_is_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
