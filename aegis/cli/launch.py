@@ -124,6 +124,12 @@ def launch(
     dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="auto, float32 or bfloat16; auto: as stored. [default: auto]")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BITS", help="dense, int8, int4, int4-g64 or int4-g32: quantise linear weights. [default: dense]"
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="transformers, or vllm if installed. [default: transformers]")
     ] = None,

@@ -36,7 +36,7 @@ from aegis.config.values import (
     of_a_ray_cluster,
     redis_url,
 )
-from aegis.core.model import EngineName
+from aegis.core.model import EngineName, WeightsName
 from aegis.core.request import Pace
 from aegis.core.role import Roles
 
@@ -93,6 +93,7 @@ class ModelEntry(Section):
     lazy: bool = Field(default=False, description="Its weights are read, or fetched, at its first request")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
+    weights: WeightsName | None = Field(default=None, description="Quantise it so; as `weights` if not set")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
     priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
@@ -372,6 +373,7 @@ class Config(Section):
         default="auto", description="Kind of device: cpu or cuda; auto: cuda where there are GPUs"
     )
     dtype: Dtype = Field(default="auto", description="Type of weights and KV; auto: the checkpoint's, on cuda bfloat16")
+    weights: WeightsName = Field(default="dense", description="Bits of linear weights: docs/quantised.md")
     engine: EngineName = Field(default="transformers", description="Engine that runs the models: docs/vllm.md")
     instances: Instances = Instances()
     server: Server = Server()
@@ -451,6 +453,7 @@ OPTIONS: dict[str, Key] = {
     "slab": ("memory", "slab"),
     "prefix_reuse": ("memory", "prefix_reuse"),
     "dtype": ("dtype",),
+    "weights": ("weights",),
     "engine": ("engine",),
     "host": ("server", "host"),
     "port": ("server", "port"),

@@ -18,6 +18,10 @@ IMAGE_PIECE_BYTES = 4 << 20
 
 EngineName = Literal["transformers", "vllm"]
 
+WeightsName = Literal["dense", "int8", "int4", "int4-g64", "int4-g32"]
+"""How linear weights are stored: as the checkpoint has them, or quantised; int4 in groups of 128, where that divides
+their rows."""
+
 IMAGE_EXTENT_BYTES = 2 << 20
 """The node's model cache is cut in extents of this size; an image begins at the start of one."""
 
@@ -154,6 +158,23 @@ class Pooling(Struct, frozen=True):
         return "rerank" if self.scores else "embed"
 
 
+class Quantised(Struct, frozen=True):
+    """How an image's weights are quantised, and what that costs: perplexity over that of the dense checkpoint, and the
+    largest difference of a logit as a share of the spread of the logits."""
+
+    weights: WeightsName
+    layers: int
+    perplexity_ratio: float
+    logit_difference: float
+
+    @property
+    def told(self) -> str:
+        return (
+            f"{self.weights}, perplexity x {self.perplexity_ratio:.3f}, logits off by up to "
+            f"{self.logit_difference:.1%} of their spread"
+        )
+
+
 class Manifest(Struct, frozen=True):
     """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each
     further rank, `config.json` and, if the checkpoint has one, `tokenizer.json` with its configuration."""
@@ -174,6 +195,7 @@ class Manifest(Struct, frozen=True):
     checksums: bytes = b""  # CRC-32 of each piece of the image, little-endian; none: it is not checked
     ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
     pooling: Pooling | None = None  # of a model that generates nothing
+    quantised: Quantised | None = None
 
 
 class ModelSpec(Struct, frozen=True):

@@ -31,15 +31,22 @@ def packs(weight: torch.Tensor) -> bool:
 
 def pack(weight: torch.Tensor) -> tuple[bytes, torch.Tensor]:
     """oneDNN's description of how `weight [out, in]` is packed, and the packed bytes."""
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-    descriptor = bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy())
+    return described(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+
+
+def described(packed: torch.Tensor) -> tuple[bytes, torch.Tensor]:
+    """The same of an oneDNN tensor."""
+    return bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy()), bytes_of(packed).clone()
+
+
+def bytes_of(packed: torch.Tensor) -> torch.Tensor:
+    """A view of the bytes of an oneDNN tensor, for as long as that lives."""
     handle = torch._C._aoti.unsafe_alloc_void_ptr_from_tensor(packed)
     address = ctypes.c_void_p()
     _succeed(_libtorch().aoti_torch_get_data_ptr(_pointer(handle), ctypes.byref(address)))
-    there = (ctypes.c_uint8 * torch.ops.mkldnn._nbytes(packed)).from_address(address.value or 0)
-    content = torch.frombuffer(there, dtype=torch.uint8).clone()
     torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
-    return descriptor, content
+    there = (ctypes.c_uint8 * torch.ops.mkldnn._nbytes(packed)).from_address(address.value or 0)
+    return torch.frombuffer(there, dtype=torch.uint8)
 
 
 def packed_linear(address: int, shape: Sequence[int], dtype: str, descriptor: bytes) -> Linear:

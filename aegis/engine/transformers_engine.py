@@ -34,6 +34,7 @@ from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, run
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
+from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
@@ -291,6 +292,7 @@ def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedMode
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ModelRefused(f"{spec.root}: transformers cannot build it: {reason}") from error
+    replace_layers(module, spec.manifest.tensors)
     _forget_values(module)
     module.config.dtype = dtype_named(spec.manifest.dtype)
     return module.eval()

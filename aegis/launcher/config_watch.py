@@ -1,9 +1,9 @@
 """The configuration file, watched: what is changed in it of models and keys is done while the server runs.
 
-Models that are new in it are registered, those that are gone from it removed, those whose checkpoint, type or engine is
-another replaced; of others deadlines, priority, limits and pin are changed where they are. A model that the file says
-nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where only a file
-that holds one has changed. A file that cannot be read changes nothing.
+Models that are new in it are registered, those that are gone from it removed, those whose checkpoint, type, weights or
+engine is another replaced; of others deadlines, priority, limits and pin are changed where they are. A model that the
+file says nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where only
+a file that holds one has changed. A file that cannot be read changes nothing.
 """
 
 from __future__ import annotations

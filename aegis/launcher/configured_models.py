@@ -49,4 +49,4 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     if entry.url:
         _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
-    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy)
+    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy, weights=entry.weights)

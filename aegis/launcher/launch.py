@@ -301,7 +301,9 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, 
     for model in served:
         manifest = model.spec.manifest
         size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"
-        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {model.spec.note}".rstrip())
+        notes = (model.spec.note, manifest.quantised.told if manifest.quantised else "")
+        note = "; ".join(each for each in notes if each)
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
     names = [*(model.spec.model for model in served), *lazy]

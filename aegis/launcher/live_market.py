@@ -176,6 +176,7 @@ def _node(
         dtype=_dtype(config),
         engine=config.engine,
         ranks=config.instances.tensor_parallel_size,
+        weights=config.weights,
         cache_dir=cache_dir,
         default_slo=slo_of(config),
         hardware=figures(config.device),

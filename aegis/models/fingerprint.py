@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
-from aegis.core.model import EngineName
+from aegis.core.model import EngineName, WeightsName
 from aegis.engine.vllm import version as vllm_version
 from aegis.models.checkpoint import SMALL_JSON_BYTES_MAX, Checkpoint
 from aegis.models.pooling_files import MODULES
 
 IMAGE_FORMAT = 2
+
+QUANTISATION = 1
+"""Counts the ways in which we have chosen integers and laid them out."""
 
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
@@ -25,6 +29,7 @@ def fingerprint(
     *,
     packs: bool = False,
     digests: Sequence[str] = (),
+    weights: WeightsName = "dense",
 ) -> str:
     """32 hex digits, in milliseconds whatever the checkpoint's size: small files count by content, weights by header,
     size and time of last change. That time is ctime, which unlike mtime nobody can set back: bytes overwritten in
@@ -32,7 +37,7 @@ def fingerprint(
     one the `digests` of its weights count instead, whether these are there or not: fetched again it is the same.
 
     The converter counts because the layout of its parameters may differ from release to release; if it `packs`
-    weights for the processor, that too, and torch.
+    weights for the processor, that too, and torch. So does how `weights` are quantised.
     """
     digest = blake2b(digest_size=16)
 
@@ -44,6 +49,8 @@ def fingerprint(
         add(engine, vllm_version.installed(), version("torch"), _processor())
     elif packs:
         add("packed", version("torch"), _processor())
+    if weights != "dense":
+        add("weights", weights, QUANTISATION, os.environ.get("ATEN_CPU_CAPABILITY"))  # which kernels torch has
     if ranks > 1:
         add("ranks", ranks)
     for file in [] if checkpoint.gguf else _small_files(checkpoint.directory):

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, ModelSpec, WeightsName
 from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
@@ -51,6 +51,7 @@ class Job(Struct, frozen=True):
     packs: bool = False
     disk_bytes: int | None = None
     looks: bool = False
+    weights: WeightsName = "dense"
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -126,6 +127,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Waits | R
             packs=job.packs,
             disk_bytes=job.disk_bytes,
             looks=job.looks,
+            weights=job.weights,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         if isinstance(error, UserError) and not out_of_memory(error):

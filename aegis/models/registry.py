@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused, UserError
-from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, image_name
+from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, WeightsName, image_name
 from aegis.device.image_directory import TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
@@ -73,11 +73,13 @@ TEMPLATE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How an image is laid out: `packs` as this processor multiplies its weights."""
+    """How an image is laid out: `packs` as this processor multiplies its weights, which are quantised unless `weights`
+    are dense."""
 
     engine: EngineName
     ranks: int
     packs: bool
+    weights: WeightsName
 
 
 def register(
@@ -95,23 +97,27 @@ def register(
     packs: bool = False,
     disk_bytes: int | None = None,
     looks: bool = False,
+    weights: WeightsName = "dense",
 ) -> ModelSpec | None:
-    """`dtype` and `engine` hold unless the source has its own; `ranks` share each model out. A checkpoint that cannot
-    be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its weights before
-    anything of it but its configuration is read, and after everything is imported. With `renew` an image that is there
-    already is made again. If it `packs`, images are for this processor. The cache on disk is kept within `disk_bytes`.
-    If it only `looks`, None is returned where there is no image yet. Raises ModelRefused: one line that names the
-    checkpoint and why."""
+    """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint
+    that cannot be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its
+    weights before anything of it but its configuration is read, and after everything is imported. With `renew` an image
+    that is there already is made again. If it `packs`, images are for this processor. The cache on disk is kept within
+    `disk_bytes`. If it only `looks`, None is returned where there is no image yet. Raises ModelRefused: one line that
+    names the checkpoint and why."""
     try:
         report("finding the checkpoint", STAGE_S)
         place = place_of(source, cache_dir, report)
         looked = place.look()
         _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
+        weights = source.weights or weights
         if pools(looked.checkpoint):
-            engine = _engine_that_pools(ranks)
+            engine, weights = _engine_that_pools(ranks), "dense"
         _refuse_without(engine, ranks, looked.checkpoint)
-        form = _Form(engine, ranks, packs and ranks == 1 and _may_be_bfloat16(looked.checkpoint, dtype))
+        _refuse_quantised(weights, engine, ranks)
+        packable = weights != "dense" or _may_be_bfloat16(looked.checkpoint, dtype)
+        form = _Form(engine, ranks, packs and ranks == 1 and packable, weights)
         if renew or not _has_image(looked, dtype, form, cache_dir):
             if looks:
                 return None
@@ -160,6 +166,16 @@ def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> N
         raise ModelRefused(reason)
 
 
+def _refuse_quantised(weights: WeightsName, engine: EngineName, ranks: int) -> None:
+    if weights != "dense" and engine != "transformers":
+        raise ModelRefused(f"the {engine} engine runs no weights that were made {weights} here: leave out --weights")
+    if weights != "dense" and ranks > 1:
+        raise ModelRefused(
+            f"weights that were made {weights} cannot be shared out among ranks yet: leave out --weights, or "
+            "--tensor-parallel-size"
+        )
+
+
 def _has_image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> bool:
     if looked.fetched and not looked.digests:
         return False  # nobody knows yet what its weights are
@@ -168,7 +184,15 @@ def _has_image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> bool
 
 
 def _image_name(looked: Looked, dtype: str, form: _Form) -> str:
-    return fingerprint(looked.checkpoint, dtype, form.engine, form.ranks, packs=form.packs, digests=looked.digests)
+    return fingerprint(
+        looked.checkpoint,
+        dtype,
+        form.engine,
+        form.ranks,
+        packs=form.packs,
+        weights=form.weights,
+        digests=looked.digests,
+    )
 
 
 def _register(
@@ -227,22 +251,38 @@ def _convert(
         note = write_tokenizer_files(checkpoint.gguf, draft) if checkpoint.gguf else None
         if note := note or write_tokenizer(checkpoint.directory, draft):
             report(f"{note}: only token ids can be sent", STAGE_S)
-        if text := TextModel.load(draft):
+        text = TextModel.load(draft)
+        if text:
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
         model = load(checkpoint, dtype, pooling)
+        write = _writer(form, model, checkpoint, pooling)
+        if form.weights != "dense":
+            report(f"making its weights {form.weights}", within_s)
+            write, told = _quantising(write, model, form.weights, text)
+            report(told, within_s)
         report("writing the weight image", within_s)
-        manifest = _writer(form, model, checkpoint, pooling)(directory.name, checkpoint.directory, draft)
+        manifest = write(directory.name, checkpoint.directory, draft)
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, checkpoint, manifest, draft), model)
     return manifest
 
 
+def _quantising(
+    write: Callable[..., Manifest], model: PreTrainedModel, weights: WeightsName, text: TextModel | None
+) -> tuple[Callable[..., Manifest], str]:
+    """With a line on what it costs. From then on the model is one of quantised weights."""
+    from aegis.models.quantising import quantise_layers
+
+    layers = quantise_layers(model, weights, text)
+    return partial(write, integers=layers.integers, quantised=layers.told), layers.told.told
+
+
 def _writer(
     form: _Form, model: PreTrainedModel, checkpoint: Checkpoint, pooling: Pooling | None
-) -> Callable[[str, Path, Path], Manifest]:
+) -> Callable[..., Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
     if pooling is not None:
         from aegis.models.kv_probe import positions

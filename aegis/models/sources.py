@@ -6,6 +6,7 @@ directory of them, a hub id, or an address elsewhere.
         path: checkpoints/llama        # or  hub: org/name, or  url: hf://org/name@revision
         slo: {ttft_ms: 5000, tbt_ms: 50}
         dtype: bfloat16
+        weights: int8
         engine: vllm
         lazy: true
 
@@ -28,7 +29,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo, WeightsName
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
@@ -77,6 +78,7 @@ class Source(Struct, frozen=True):
     limits: Limits = UNLIMITED
     url: str | None = None
     lazy: bool = False
+    weights: WeightsName | None = None  # likewise
 
     @property
     def root(self) -> str:
@@ -100,6 +102,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     pin: bool = False
     engine: EngineName | None = None
     lazy: bool = False
+    weights: WeightsName | None = None
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -211,7 +214,18 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
     if sum(place is not None for place in (read.path, read.hub, read.url)) != 1:
         raise UserError(f"{where}: give one of 'path', 'hub' and 'url'", param="models")
     slo = _slo(where, read.slo, default_slo)
-    source = Source(model, None, read.hub, slo, read.dtype, read.pin, read.engine, url=read.url, lazy=read.lazy)
+    source = Source(
+        model,
+        None,
+        read.hub,
+        slo,
+        read.dtype,
+        read.pin,
+        read.engine,
+        url=read.url,
+        lazy=read.lazy,
+        weights=read.weights,
+    )
     if read.url is not None:
         address_of(read.url)
     if read.path is None:

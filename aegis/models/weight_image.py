@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import torch
@@ -26,6 +27,7 @@ from aegis.core.model import (
     KvShape,
     Manifest,
     Pooling,
+    Quantised,
     TensorEntry,
     image_name,
 )
@@ -34,6 +36,8 @@ from aegis.device.image_file import checksums
 from aegis.engine.packed_linear import pack
 from aegis.engine.packed_linear import packs as can_pack
 from aegis.engine.parallel.sharding import Cut, cuts, cuts_attention
+from aegis.engine.quantised.integers import Integers
+from aegis.engine.quantised.layers import parts as parts_of
 from aegis.engine.stored_tensor import Stored
 from aegis.models.kv_probe import Probed, context_tokens
 
@@ -52,10 +56,13 @@ def write_image(
     *,
     ranks: int = 1,
     packs: bool = False,
+    integers: Mapping[str, Integers] = MappingProxyType({}),
+    quantised: Quantised | None = None,
 ) -> Manifest:
     """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
     there is an image for each; raises ModelRefused if they cannot share the model out. If it `packs`, weights are
-    stored as this processor multiplies them the fastest, where that is faster."""
+    stored as this processor multiplies them the fastest, where that is faster. Linear layers by these names are stored
+    as `integers`, which the manifest tells of as `quantised`."""
     kv = KvShape(
         layers=_shared_out(model, probed.layers, ranks),
         dtype=str(probed.kv_dtype).removeprefix("torch."),
@@ -65,8 +72,8 @@ def write_image(
         cut = cuts(model, ranks)
         parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
     else:
-        parts = [[_packed(tensor, model) if packs else tensor for tensor in _distinct(model)]]
-    return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
+        parts = [list(_quantised(_distinct(model), integers, model, packs=packs))]
+    return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into, quantised=quantised)
 
 
 class Pooled(Struct, frozen=True):
@@ -97,6 +104,7 @@ def write_stored(
     *,
     engine: EngineName = "transformers",
     pooled: Pooled | None = None,
+    quantised: Quantised | None = None,
 ) -> Manifest:
     """Writes the same for these tensors of each rank, as `engine` lays them out; `model` is the checkpoint as
     transformers loads it."""
@@ -123,6 +131,7 @@ def write_stored(
         checksums=b"".join(checksums(str(image)) for image in images),
         ranks=len(parts),
         pooling=pooled.pooling if pooled else None,
+        quantised=quantised,
     )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):
@@ -153,6 +162,19 @@ def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stor
     if own is None:
         return tensor
     return Stored.in_rows(tensor.names, own.part(tensor.content, rank, ranks), buffer=tensor.buffer)
+
+
+def _quantised(
+    tensors: Iterable[Stored], integers: Mapping[str, Integers], model: PreTrainedModel, *, packs: bool
+) -> Iterator[Stored]:
+    """With the integers of these layers in the places of their weights."""
+    for tensor in tensors:
+        (layer, _, leaf), *tied = [name.rpartition(".") for name in tensor.names]
+        if not tied and leaf == "weight" and layer in integers:
+            for part in parts_of(integers[layer], model.dtype, packs=packs):
+                yield Stored((f"{layer}.{part.name}",), part.dtype, part.shape, part.content, True, part.packing)
+        else:
+            yield _packed(tensor, model) if packs else tensor
 
 
 def _packed(tensor: Stored, model: PreTrainedModel) -> Stored:

@@ -22,7 +22,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
-from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo
+from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
 from aegis.models.disk_cache import Hold, use
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, check_name, read_sources
@@ -128,6 +128,7 @@ class Catalogue:
         dtype: str,
         engine: EngineName,
         ranks: int = 1,
+        weights: WeightsName = "dense",
         cache_dir: Path,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
@@ -139,6 +140,7 @@ class Catalogue:
         self._dtype = dtype
         self._engine: EngineName = engine
         self._ranks = ranks
+        self._weights: WeightsName = weights
         self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._hardware = hardware
@@ -429,6 +431,7 @@ class Catalogue:
             dtype=self._dtype,
             engine=self._engine,
             ranks=self._ranks,
+            weights=self._weights,
             cache_dir=self._cache_dir,
             limit_bytes=limit_bytes,
             report=report,

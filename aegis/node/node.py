@@ -38,7 +38,7 @@ from aegis.core.messages import (
     Telemetry,
     ToInstance,
 )
-from aegis.core.model import EngineName, ModelSpec, Slo
+from aegis.core.model import EngineName, ModelSpec, Slo, WeightsName
 from aegis.core.request import Job, KeptPrefix
 from aegis.models.prefix_reuse import may_reuse
 from aegis.node.devices import Devices
@@ -106,6 +106,7 @@ class Node:
         dtype: str,
         engine: EngineName = "transformers",
         ranks: int = 1,
+        weights: WeightsName = "dense",
         cache_dir: Path,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
@@ -145,6 +146,7 @@ class Node:
             dtype=dtype,
             engine=engine,
             ranks=ranks,
+            weights=weights,
             cache_dir=cache_dir,
             default_slo=default_slo,
             hardware=hardware,

@@ -15,7 +15,7 @@ import msgspec
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec
+from aegis.core.model import EngineName, ModelSpec, WeightsName
 from aegis.models.failures import refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered, Waits
 from aegis.models.sources import Source
@@ -114,6 +114,7 @@ class Register(Protocol):
         engine: EngineName = ...,
         ranks: int = ...,
         wanted: bool = ...,
+        weights: WeightsName = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]: ...
 
 
@@ -131,6 +132,7 @@ async def register(
     packs: bool = False,
     disk_bytes: int | None = None,
     wanted: bool = True,
+    weights: WeightsName = "dense",
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
@@ -147,7 +149,7 @@ async def register(
             waiting.remove(source)
             yield source, was_unloaded(source.model)
         shared = (dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes)
-        jobs = [Job(source, *shared, looks=source.lazy and not wanted) for source in waiting]
+        jobs = [Job(source, *shared, looks=source.lazy and not wanted, weights=weights) for source in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):

@@ -70,6 +70,26 @@ def bench_decode(
     return 0
 
 
+def bench_quantised(
+    json: _Json = None,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Threads of all kinds.")] = 1,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A small model, a few tokens, to see that it works.")] = False,
+) -> int:
+    """Measure a model of half a billion parameters with weights of 16, 8 and 4 bits.
+
+    Decoding at batch 1, 8 and 32, a prompt of 512 tokens, bytes, and a switch. Takes minutes.
+
+    \b
+    Example:
+      aegis lab quantised --json bench/results/quantised.json
+    """
+    from bench.lab.decode.quantised import Plan, run
+
+    small = Plan(checkpoint="tiny", context=8, tokens=3, prompt=16, runs=1, switches=1, threads=threads)
+    run(json, small if tiny else Plan(threads=threads))
+    return 0
+
+
 def run_decode(*, json_path: Path | None, engines: Sequence[str], peer: str, threads: int) -> None:
     """The suite that these options name. Raises UserError."""
     from typing import get_args

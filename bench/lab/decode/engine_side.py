@@ -13,15 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.model import EngineName, ModelSpec, image_name
+from aegis.core.model import EngineName, ModelSpec, WeightsName, image_name
 from aegis.core.request import Sampling
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import engine_class
 from aegis.engine.protocol import Engine, KvRegion, StepRow
 from aegis.models.kv_probe import probe
+from aegis.models.quantising import integers_of
 from aegis.models.weight_image import write_image
 
 _COMMON = {"vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False}
+HALF_BILLION = "0.5b"
 CHECKPOINTS = {
     "tiny": LlamaConfig(
         hidden_size=256,
@@ -39,6 +41,14 @@ CHECKPOINTS = {
         num_key_value_heads=4,
         **_COMMON,
     ),
+    HALF_BILLION: LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=5632,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        **_COMMON | {"vocab_size": 16384},
+    ),
 }
 _SLAB_BYTES = 8 << 20
 
@@ -52,18 +62,21 @@ def build(checkpoint: str, dtype: str, *, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def write(model: PreTrainedModel, directory: Path, *, engine: EngineName = "transformers") -> ModelSpec:
+def write(
+    model: PreTrainedModel, directory: Path, *, engine: EngineName = "transformers", weights: WeightsName = "dense"
+) -> ModelSpec:
     """The model as a checkpoint and, in it, an image directory for `engine`, as the registry makes it."""
     if not (directory / "config.json").is_file():
         model.save_pretrained(directory)
-    into = directory / f"image-{engine}"
+    into = directory / f"image-{engine}-{weights}"
     into.mkdir()
     if engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 
         manifest = write_vllm_image(model, "contest", directory, into)
     else:
-        manifest = write_image(model, probe(model), "contest", directory, into, packs=True)
+        integers = {} if weights == "dense" else integers_of(model, weights)
+        manifest = write_image(model, probe(model), "contest", directory, into, packs=True, integers=integers)
     return ModelSpec(ModelId(directory.name), manifest, str(into), str(into / image_name()), str(directory))
 
 

@@ -12,10 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec, image_name
+from aegis.core.model import EngineName, KvShape, Manifest, ModelSpec, WeightsName, image_name
 from aegis.engine.block_table import BlockTable
 from aegis.engine.protocol import KvRegion
 from aegis.models.kv_probe import Probed, probe
+from aegis.models.quantising import replace_weights
 from aegis.models.weight_image import write_image
 
 
@@ -49,8 +50,11 @@ def build(
     dtype: torch.dtype = torch.float32,
     probed: Probed | None = None,
     engine: EngineName = "transformers",
+    weights: WeightsName = "dense",
+    packs: bool = False,
 ) -> Built:
-    """`probed` is given for models that a probe would refuse before the engine could. `engine` is whose image it is."""
+    """`probed` is given for models that a probe would refuse before the engine could. `engine` is whose image it is. If
+    `weights` are quantised, the reference has those that the integers stand for."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     _randomise(model, std, seed)
@@ -65,7 +69,9 @@ def build(
         model.save_pretrained(directory)
         manifest = write_vllm_image(model, directory.name, directory, into)
     else:
-        manifest = write_image(model, probed or probe(model), directory.name, directory, into)
+        integers = {} if weights == "dense" else replace_weights(model, weights)
+        found = probed or probe(model)
+        manifest = write_image(model, found, directory.name, directory, into, packs=packs, integers=integers)
     spec = ModelSpec(ModelId(directory.name), manifest, str(into), str(into / image_name()), str(directory))
     return Built(model, spec, np.fromfile(into / image_name(), dtype=np.uint8))
 
