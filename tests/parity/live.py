@@ -7,7 +7,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.effects import Effect, Run
@@ -92,9 +95,15 @@ class LiveRun:
         self._proxy: Proxy
         self._core: Router
         self._serving: asyncio.Task[None]
+        self._images: Path
 
     def run(self, until_ns: int) -> None:
         """From start to stop; every answer has to be complete by then."""
+        with TemporaryDirectory() as images:
+            self._images = Path(images)
+            self._run(until_ns)
+
+    def _run(self, until_ns: int) -> None:
         Actor(self._conductor, self._serve_market).start()
         self._start_instances()
         for wanted in self._arrivals:
@@ -167,7 +176,7 @@ class LiveRun:
 
     async def _register(self, sources: Sequence[Source], **_: Any) -> AsyncIterator[tuple[Source, ModelSpec]]:
         for source in sources:
-            yield source, self._specs[source.model]
+            yield source, replace(self._specs[source.model], directory=str(self._images / source.model))
 
     def _devices(self) -> Devices:
         device = CountedPool(self._pool.budget().pages, PAGE_BYTES)
