@@ -41,6 +41,7 @@ SHARING = {
         "tests/live/tools/test_top.py",
     ),
     "roomy": (
+        "tests/live/api/test_second_turns.py",
         "tests/live/memory/test_memory_tools.py",
         "tests/live/memory/test_prefix.py",
         "tests/live/tools/test_token_path.py",

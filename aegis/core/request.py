@@ -81,7 +81,7 @@ class Token(Struct, frozen=True, array_like=True):
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
-    vector: bytes = b""
+    vector: bytes | None = None
 
 
 class FinishReason(StrEnum):

@@ -28,12 +28,12 @@ def on_this_machine(config: Config) -> tuple[Config, tuple[VisibleGpu, ...]]:
     if config.device == "cpu":
         return config, ()
     try:
-        gpus, reason = visible(), missing_cuda()
+        gpus = visible()
     except UserError as error:
-        gpus, reason = (), error.message
-    if config.device == "cuda" and not config.ray.address and reason:
-        raise UserError(f"--device cuda: {reason}", param="device")
-    if reason:
+        if config.device == "cuda" and not config.ray.address:
+            raise UserError(f"--device cuda: {error.message}", param="device") from None
+        gpus = ()
+    if config.device == "auto" and missing_cuda():
         gpus = ()
     return with_gpus(config, gpus), gpus
 

@@ -51,6 +51,6 @@ def _run(spec: ModelSpec, texts: list[tuple[int, ...]], make_engine: Callable[..
     for number, text in enumerate(texts):
         engine.start(spec.model, RequestId(number), text, (), Sampling(max_tokens=1, pools=True))
     rows = [StepRow(RequestId(number), text, 0, np.empty(0, np.int64)) for number, text in enumerate(texts)]
-    vectors = [np.frombuffer(made.token.vector, "<f4") for made in engine.step(spec.model, rows) if made]
+    vectors = [np.frombuffer(made.token.vector or b"", "<f4") for made in engine.step(spec.model, rows) if made]
     engine.detach(spec.model)
     return torch.from_numpy(np.stack(vectors))

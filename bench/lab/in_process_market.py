@@ -59,7 +59,8 @@ async def serving(
     placement: Mapping[InstanceId, int] | None = None,
     cache_dir: Path | None = None,
 ) -> AsyncIterator[LiveMarket]:
-    """Yields when every instance serves every model. Raises ModelRefused."""
+    """On processors. Yields when every instance serves every model. Raises ModelRefused."""
+    config = config.model_copy(update={"device": "cpu"})
     rounds = WeightedRoundRobin()
     core = Router(GroupedFcfs(), Assigned(assigned) if assigned else rounds, Hardware())
     async with (

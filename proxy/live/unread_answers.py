@@ -83,7 +83,7 @@ def bytes_of(delivery: Delivery) -> int:
         return _DELIVERY_BYTES
     tokens = delivery.tokens
     return _DELIVERY_BYTES + len(tokens) * (
-        _TOKEN_BYTES + len(tokens[-1].vector) + _ALTERNATIVE_BYTES * len(tokens[-1].top)
+        _TOKEN_BYTES + len(tokens[-1].vector or b"") + _ALTERNATIVE_BYTES * len(tokens[-1].top)
     )
 
 

@@ -183,7 +183,7 @@ async def _vector(handle: SequenceHandle) -> bytes:
     async for delivery in handle:
         match delivery:
             case Delta(tokens):
-                vector = tokens[0].vector
+                vector = tokens[0].vector or b""
             case Failed(message, status, kind):
                 raise UserError(message, status=status, code=kind, kind="server_error")
             case Finished():

@@ -142,20 +142,6 @@ def test_what_is_not_served_is_refused_by_name(client: openai.OpenAI, parameters
     assert refused.value.param == param
 
 
-def test_a_second_turn_prefills_only_what_is_new(roomy: Server) -> None:
-    """The bar is 0.3 of what it would be without."""
-    with openai.OpenAI(base_url=f"{roomy.url}/v1", api_key="none", max_retries=0) as client:
-        body: Any = {"model": "qwen3", "max_output_tokens": 16, "temperature": 0}
-        before = roomy.metrics().total("prefix_kept_blocks_total")
-        first = client.responses.create(input="the cat and the hat sat " * 20, **body)
-        eventually(lambda: roomy.metrics().total("prefix_kept_blocks_total") > before, "the first is kept")
-        second = client.responses.create(input="and", previous_response_id=first.id, **body)
-    usage = second.usage
-    assert usage
-    cached = usage.input_tokens_details.cached_tokens
-    assert usage.input_tokens - cached <= 0.3 * usage.input_tokens, usage
-
-
 def test_a_retry_gets_the_same_items(server: Server) -> None:
     def asked(stream: bool) -> dict[str, Any]:
         body = {"model": "llama", "input": "the cat", "max_output_tokens": 9, "stream": stream}

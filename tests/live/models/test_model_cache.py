@@ -45,7 +45,8 @@ def uncached(server: Server, directory: Path, seed: int, cache: Path) -> tuple[P
     eventually(lambda: extents(server, "cached") == 2 * IMAGES, "the cache is full")
     checkpoint = checkpoints.write(directory, "llama", tokenizer=True, seed=seed, **MARKET["llama"])
     assert server.post("/models/load", {"source": str(checkpoint)}).status_code == httpx.codes.OK
-    newest = max((cache / "images").iterdir(), key=lambda image: image.stat().st_mtime_ns)
+    images = [entry for entry in (cache / "images").iterdir() if not entry.name.startswith(".")]
+    newest = max(images, key=lambda image: image.stat().st_mtime_ns)
     return checkpoint, newest / "image.bin"
 
 

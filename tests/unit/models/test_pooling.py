@@ -55,7 +55,7 @@ def vectors(spec: ModelSpec, texts: Sequence[str | tuple[str, str]]) -> Any:
         sampling = Sampling(max_tokens=1, pools=True, pair_at=pair_at)
         engine.start(spec.model, RequestId(number), tokens, (), sampling)
         rows.append(StepRow(RequestId(number), tokens, 0, np.empty(0, np.int64)))
-    made = [np.frombuffer(each.token.vector, "<f4") for each in engine.step(spec.model, rows) if each]
+    made = [np.frombuffer(each.token.vector or b"", "<f4") for each in engine.step(spec.model, rows) if each]
     engine.detach(spec.model)
     return np.stack(made)
 
