@@ -35,6 +35,9 @@ from memory.balloon import OWING_NS
 
 _IDLE_NS = 100 * NS_PER_MS
 _GRAMMAR_POLL_NS = 2 * NS_PER_MS
+_NICENESS = 5
+"""Where steps take all of a machine's cores, proxies have the next slice of one nevertheless: they want little of it,
+and answers, cancels and tokens waited for it."""
 _SWITCH_INTERVAL_S = 0.0005  # how long a copy thread may wait for the interpreter beside Python code
 
 
@@ -190,6 +193,7 @@ def main() -> int:
             role=settings.role,
         )
         agent.start()
+        os.nice(_NICENESS)  # of this thread and those that it starts
         with open_parts(settings) as parts:
             instance = Instance(parts, loop_progress)
             garbage_collection.collect_seldom()
