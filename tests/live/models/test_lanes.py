@@ -17,6 +17,7 @@ from tests.live.streams import run_all
 ASKED = slice(8, 24)
 """Of the cases: the longest prompts, which take long enough that streams run beside them, and short answers."""
 
+ROUNDS = 5
 ROOMY = "96MiB"  # for several of the models at once
 
 
@@ -46,22 +47,29 @@ def divided(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpo
 
 
 def test_streams_beside_prompts_say_what_transformers_generates(cases: list[Case], divided: Server) -> None:
+    """Asked again where no prompt came while others streamed: on a busy machine all prompts may come first."""
     asked = cases[ASKED]
-    streams = run_all(divided.url, [case.body for case in asked])
-    after = divided.wait_for_freed_memory()
-    assert [stream.tokens for stream in streams] == [case.expected.tokens for case in asked]
-    assert all(stream.done for stream in streams)
-    assert after.total("instance_lanes", instance="mixed-0") == 2
-    spans = msgspec.json.Decoder(Span).decode_lines(divided.get("/debug/spans").content)
+    for _ in range(ROUNDS):
+        streams = run_all(divided.url, [case.body for case in asked])
+        after = divided.wait_for_freed_memory()
+        assert [stream.tokens for stream in streams] == [case.expected.tokens for case in asked]
+        assert all(stream.done for stream in streams)
+        assert after.total("instance_lanes", instance="mixed-0") == 2
+        if ran_beside(msgspec.json.Decoder(Span).decode_lines(divided.get("/debug/spans").content)):
+            break
+    else:
+        pytest.fail("both lanes never ran at one time")
+
+
+def ran_beside(spans: list[Span]) -> bool:
+    """Whether two lanes that divide the device ran at one time."""
     second = [span for span in spans if span.lane]
     assert second, "the device was divided"
-    beside = [
-        (a, b)
+    return any(
+        not b.lane and a.share + b.share == 1000 and a.start_ns < b.stop_ns and b.start_ns < a.stop_ns
         for a in second
         for b in spans
-        if not b.lane and a.share + b.share == 1000 and a.start_ns < b.stop_ns and b.start_ns < a.stop_ns
-    ]
-    assert beside, "both lanes ran at one time"
+    )
 
 
 def test_where_lanes_that_were_asked_for_cannot_be_had_one_line_says_so(

@@ -16,7 +16,7 @@ from tests.browser import CHROMIUM, NO_BROWSER, chromium, opened, wait_until
 from tests.live.market import MARKET
 from tests.live.server import ROOT, Server, eventually
 
-PROMPT, LONG_TOKENS, MOST_TOKENS = "Tell me a story.", 200, 600
+PROMPT, LONG_TOKENS, MOST_TOKENS = "Tell me a story.", 80, 100  # at a reader's pace ten seconds
 WAIT_MS = 60_000
 PICTURE = "document.querySelector('#lanes canvas').toDataURL()"
 WHEN = """() => {
