@@ -79,15 +79,15 @@ def numbers(
             low = -high
         scale = ((high - low) / most).half()
         scales.append(scale)
-        zeros.append(torch.full_like(low, (most + 1) // 2) if symmetric else (-low / scale.float()).round().clamp(1, most))
+        zeros.append(
+            torch.full_like(low, (most + 1) // 2) if symmetric else (-low / scale.float()).round().clamp(1, most)
+        )
     scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1).int()
     values = (weight / scale.float()[:, groups] + zero[:, groups]).round().clamp(0, most).int()
     return Numbers(values, scale, zero, groups)
 
 
-def gptq(
-    bits: int = 4, group: int = 128, *, symmetric: bool = True, less: int = 1, shuffled: bool = False
-) -> Pack:
+def gptq(bits: int = 4, group: int = 128, *, symmetric: bool = True, less: int = 1, shuffled: bool = False) -> Pack:
     """`less` is what format 1 takes from each zero point; `shuffled` are groups in the order of activations."""
 
     def pack(weight: torch.Tensor) -> Layer:
