@@ -79,9 +79,8 @@ def numbers(
             low = -high
         scale = ((high - low) / most).half()
         scales.append(scale)
-        zeros.append(
-            torch.full_like(low, (most + 1) // 2) if symmetric else (-low / scale.float()).round().clamp(1, most)
-        )
+        lowest = (-low / scale.float()).round().clamp(1, most)
+        zeros.append(torch.full_like(low, (most + 1) // 2) if symmetric else lowest)
     scale, zero = torch.stack(scales, 1), torch.stack(zeros, 1).int()
     values = (weight / scale.float()[:, groups] + zero[:, groups]).round().clamp(0, most).int()
     return Numbers(values, scale, zero, groups)

@@ -84,12 +84,12 @@ class Checkpoint(Struct, frozen=True):
         return sum(file.stat().st_size for file in self.weights)
 
     @property
-    def growth(self) -> int:
-        """How many times as many bytes its weights are at most, once they are numbers. Raises ModelRefused."""
+    def loaded_bytes(self) -> int:
+        """At most, once all of its weights are numbers. Raises ModelRefused."""
         if self.gguf:
-            return self.gguf.growth
+            return max(self.weights[0].stat().st_size, 2 * self.gguf.elements)
         scheme = scheme_of(self.config)
-        return scheme.growth if scheme else 1
+        return self.stored_bytes * (scheme.growth if scheme else 1)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

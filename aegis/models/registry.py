@@ -251,7 +251,7 @@ def _convert(
     if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
-    nbytes = checkpoint.stored_bytes * checkpoint.growth
+    nbytes = checkpoint.loaded_bytes
     within_s = STAGE_S + nbytes / BYTES_PER_S
     weigh(nbytes)
     report("reading the configuration", STAGE_S)

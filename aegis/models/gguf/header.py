@@ -113,11 +113,6 @@ class GgufFile:
             for place in self.tensors.values()
         )
 
-    @property
-    def growth(self) -> int:
-        """How many times as many bytes its weights may be in numbers of 16 bits."""
-        return -(-2 * self.elements // max(sum(place.nbytes for place in self.tensors.values()), 1))
-
     def header(self) -> bytes:
         with self.path.open("rb") as file:
             return file.read(self.header_bytes)

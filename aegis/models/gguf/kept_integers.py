@@ -31,7 +31,7 @@ def kept_integers(file: GgufFile, tensor: StoredTensor, dtype: torch.dtype) -> I
     if bits is None or len(names) > 1 or len(place.shape) != 2:
         return None
     rows, columns = place.shape
-    values, scales = map(torch.from_numpy, integers(place.kind, file.blocks(names[0])))
+    values, scales = (torch.from_numpy(part.copy()) for part in integers(place.kind, file.blocks(names[0])))
     groups = columns // BLOCKS[place.kind].elements
     wide = scales.float().view(rows, groups)
     if not bool(torch.isfinite(wide).all()):
