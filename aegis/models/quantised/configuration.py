@@ -54,7 +54,7 @@ def scheme_of(config: Mapping[str, Any]) -> Scheme | None:
     method = found.get("quant_method")
     if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         method = "bitsandbytes"  # before it was named
-    if (read := _READERS.get(method) if isinstance(method, str) else None) is None:
+    if (read := READERS.get(method) if isinstance(method, str) else None) is None:
         raise ModelRefused(
             f"it is quantised by {_shown(method)}, which is not read: GPTQ, AWQ, compressed-tensors, fine-grained FP8 "
             "and bitsandbytes are"
@@ -150,7 +150,7 @@ def _bitsandbytes(settings: dict[str, Any]) -> Scheme:
     return Scheme("bitsandbytes", f"bitsandbytes {kind}{twice}")
 
 
-_READERS: Mapping[str, Callable[[dict[str, Any]], Scheme]] = {
+READERS: Mapping[str, Callable[[dict[str, Any]], Scheme]] = {
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed,

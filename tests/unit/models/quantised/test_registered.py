@@ -140,3 +140,52 @@ def test_it_answers_as_the_model_of_its_weights(name: str, packs: bool, tmp_path
     assert kept == {word for word in form.note.partition("runs as ")[2].split(" and ") if word.startswith("int")}
     assert "quantization_config" not in json.loads((Path(spec.directory) / "config.json").read_text())
     answers_as(spec, reference)
+
+
+def test_layers_of_other_bits_are_read_where_the_configuration_says_so(tmp_path: Path) -> None:
+    """gptqmodel's `dynamic` has other bits for some; which ones is seen from their tensors."""
+    packs = iter([made.gptq(bits=8), *[made.gptq()] * 13])
+    settings = GPTQ | {"dynamic": {r"+:.*\.0\.self_attn\.q_proj": {"bits": 8}}}
+    reference = made.write(tmp_path / "m", "llama", settings, lambda weight: next(packs)(weight))
+    spec = registered(tmp_path / "m", packs=True)
+    assert spec.note == "GPTQ int4 of groups of 128, runs as int4 and int8"
+    answers_as(spec, reference)
+
+
+def test_ranks_share_out_the_numbers(tmp_path: Path) -> None:
+    made.write(tmp_path / "m", "llama", GPTQ | {"group_size": 32}, made.gptq(group=32))
+    spec = registered(tmp_path / "m", ranks=2)
+    assert spec.note == "GPTQ int4 of groups of 32, runs as float32"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pack", "weights", "kept", "anew"),
+    [
+        (GPTQ, made.gptq(), "int8", 14, 1),  # the last layer is dense
+        (GPTQ | {"bits": 8, "group_size": -1}, made.gptq(8, -1), "int8", 14, 1),
+        (GPTQ | {"bits": 8}, made.gptq(8), "int8", 0, 15),
+        (GPTQ | {"bits": 8}, made.gptq(8), "int4", 0, 15),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, made.fp8(), "int8", 0, 15),
+    ],
+    ids=["of fewer bits", "of as many", "of groups", "of more bits", "floats"],
+)
+def test_what_comes_in_more_bits_is_quantised_if_that_is_asked_for(
+    settings: dict[str, Any], pack: made.Pack, weights: WeightsName, kept: int, anew: int, tmp_path: Path
+) -> None:
+    made.write(tmp_path / "m", "llama", settings, pack)
+    spec = registered(tmp_path / "m", weights=weights)
+    assert spec.manifest.quantised and spec.manifest.quantised.layers == anew
+    forms = [name for entry in spec.manifest.tensors for name in entry.names if name.rpartition(".")[2] in layers.FORMS]
+    assert len(forms) == kept + anew
+
+
+def test_scales_that_the_type_cannot_hold_are_refused(tmp_path: Path) -> None:
+    def large(weight: torch.Tensor) -> made.Layer:
+        layer = made.packed(group=32)(weight)
+        layer.tensors["weight_scale"] = layer.tensors["weight_scale"].float() * 1e9
+        return layer
+
+    made.write(tmp_path / "m", "llama", compressed("pack-quantized", num_bits=4, group_size=32), large)
+    with pytest.raises(ModelRefused, match=r"mlp.down_proj: its scales are too large for float16"):
+        registered(tmp_path / "m", "auto")
+    assert nothing_registered(tmp_path / "m")
