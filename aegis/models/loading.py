@@ -49,10 +49,11 @@ _OTHERWISE = "bfloat16"
 
 class Loaded(NamedTuple):
     """`integers` are those of layers that stay quantised as they came; the weights of `model` are what they stand for.
-    `note` says what the checkpoint was and runs as, if that is something else."""
+    `came` is what the checkpoint was, and `note` also says what it runs as."""
 
     model: PreTrainedModel
     integers: Mapping[str, Integers] = {}
+    came: str = ""
     note: str = ""
 
 
@@ -97,7 +98,7 @@ def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None, *, 
         _load_dense(checkpoint, model, pooling)
     integers = kept(model, read.integers)
     note = f"{read.came}, runs as {runs_as(model, read.layers, integers)}" if read.came else ""
-    return Loaded(model.eval(), integers, note)
+    return Loaded(model.eval(), integers, read.came, note)
 
 
 def _load_dense(checkpoint: Checkpoint, model: PreTrainedModel, pooling: Pooling) -> None:

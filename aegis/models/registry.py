@@ -293,8 +293,9 @@ def _quantising(
     from aegis.models.quantising import quantise_layers
 
     layers = quantise_layers(loaded.model, weights, text, loaded.integers)
-    told = layers.told.told if layers.told else "it comes in as few bits"
-    return partial(write, integers=layers.integers, quantised=layers.told), told
+    if layers.told is None:
+        return write, "it comes in as few bits"
+    return partial(write, integers=layers.integers, quantised=layers.told, came=loaded.came), layers.told.told
 
 
 def _writer(form: _Form, loaded: Loaded, checkpoint: Checkpoint, pooling: Pooling | None) -> Callable[..., Manifest]:

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from aegis.core.errors import ModelRefused
+from aegis.core.model import WeightsName
 from aegis.engine.quantised import layers
 from aegis.models.checkpoint import open_checkpoint
 from aegis.models.loading import load
 from tests import quantised_checkpoints as made
-from tests.unit.models.quantised.served import answers_as, registered
+from tests.unit.models.quantised.served import answers_as, nothing_registered, registered
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
@@ -163,7 +165,7 @@ def test_ranks_share_out_the_numbers(tmp_path: Path) -> None:
     [
         (GPTQ, made.gptq(), "int8", 14, 1),  # the last layer is dense
         (GPTQ | {"bits": 8, "group_size": -1}, made.gptq(8, -1), "int8", 14, 1),
-        (GPTQ | {"bits": 8}, made.gptq(8), "int8", 0, 15),
+        (GPTQ | {"bits": 8}, made.gptq(8), "int8", 12, 3),
         (GPTQ | {"bits": 8}, made.gptq(8), "int4", 0, 15),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, made.fp8(), "int8", 0, 15),
     ],
@@ -175,6 +177,7 @@ def test_what_comes_in_more_bits_is_quantised_if_that_is_asked_for(
     made.write(tmp_path / "m", "llama", settings, pack)
     spec = registered(tmp_path / "m", weights=weights)
     assert spec.manifest.quantised and spec.manifest.quantised.layers == anew
+    assert "runs as" not in spec.note, "what it runs as is told with what that costs"
     forms = [name for entry in spec.manifest.tensors for name in entry.names if name.rpartition(".")[2] in layers.FORMS]
     assert len(forms) == kept + anew
 
