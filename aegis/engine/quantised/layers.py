@@ -41,7 +41,7 @@ DIGITS_ROWS_MAX = 256
 INT8_ROWS_MAX = 12
 """With more rows of input the dense product with dequantised tiles is faster than torch's kernel for 8 bits."""
 
-INT8_GROUPS_ROWS_MAX = 16
+INT8_GROUPS_ROWS_MAX = 128
 """The same of 8 bits in groups, whose halves are multiplied by torch's kernel for 4 bits."""
 
 INT4_ROWS_MAX = 64
