@@ -229,7 +229,7 @@ def test_integers_of_a_file_answer_as_its_weights(kind: str, tmp_path: Path) -> 
     reference = gguf_files.write(tmp_path / "m.gguf", "llama", kind)
     spec, _ = registered(tmp_path / "m.gguf", packs=True)
     dense, _ = registered(tmp_path / "m.gguf", ranks=2)
-    assert spec.manifest.image_bytes < dense.manifest.image_bytes
+    assert spec.manifest.image_bytes < 2 * dense.manifest.image_bytes  # of each rank
     assert dense.note == f"{kind} file, runs as float32"
     answers_as(spec, reference)
 
