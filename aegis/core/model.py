@@ -196,6 +196,7 @@ class Manifest(Struct, frozen=True):
     ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
     pooling: Pooling | None = None  # of a model that generates nothing
     quantised: Quantised | None = None
+    came: str = ""  # what its checkpoint's weights were and run as, where that is something else
 
 
 class ModelSpec(Struct, frozen=True):

@@ -19,6 +19,7 @@ from aegis.core.errors import ModelRefused
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import is_gguf, open_gguf
 from aegis.models.gguf.header import GgufFile
+from aegis.models.quantised.configuration import comes_quantised, scheme_of
 
 JSON_BYTES_MAX = 64 << 20
 SMALL_JSON_BYTES_MAX = 1 << 20
@@ -72,11 +73,23 @@ class Checkpoint(Struct, frozen=True):
     gguf: GgufFile | None = None
 
     @property
+    def comes_quantised(self) -> bool:
+        return self.gguf is not None or comes_quantised(self.config)
+
+    @property
     def stored_bytes(self) -> int:
-        """Of its weights; of quantised ones those that they take once they are numbers."""
+        """Of its weights; of a GGUF file what they take at least once they are served."""
+        if self.gguf:
+            return max(self.weights[0].stat().st_size, self.gguf.served_bytes)
+        return sum(file.stat().st_size for file in self.weights)
+
+    @property
+    def loaded_bytes(self) -> int:
+        """At most, once all of its weights are numbers. Raises ModelRefused."""
         if self.gguf:
             return max(self.weights[0].stat().st_size, 2 * self.gguf.elements)
-        return sum(file.stat().st_size for file in self.weights)
+        scheme = scheme_of(self.config)
+        return self.stored_bytes * (scheme.growth if scheme else 1)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:

@@ -18,6 +18,9 @@ IMAGE_FORMAT = 2
 QUANTISATION = 1
 """Counts the ways in which we have chosen integers and laid them out."""
 
+UNPACKING = 1
+"""Counts the ways in which we have read checkpoints that come quantised."""
+
 _BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
@@ -49,8 +52,10 @@ def fingerprint(
         add(engine, vllm_version.installed(), version("torch"), _processor())
     elif packs:
         add("packed", version("torch"), _processor())
-    if weights != "dense":
+    if weights != "dense" or checkpoint.comes_quantised:
         add("weights", weights, QUANTISATION, os.environ.get("ATEN_CPU_CAPABILITY"))  # which kernels torch has
+    if checkpoint.comes_quantised:
+        add("unpacked", UNPACKING)
     if ranks > 1:
         add("ranks", ranks)
     for file in [] if checkpoint.gguf else _small_files(checkpoint.directory):

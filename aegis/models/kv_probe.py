@@ -69,8 +69,6 @@ def refuse_by_config(config: PretrainedConfig) -> None:
         raise ModelRefused(f"{name} is not a causal language model")
     if mapped._is_stateful:
         raise ModelRefused(f"{name} keeps a recurrent state (state-space or hybrid); only attention can be paged")
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelRefused(f"{name}: the checkpoint is quantised, which is not supported")
     if strange := unsupported_layers(config):
         raise ModelRefused(f"{name} has {strange[0]} layers; only full and sliding attention can be paged")
 
@@ -85,8 +83,6 @@ def refuse_pooling_config(config: PretrainedConfig) -> bool:
         raise ModelRefused(f"{name} is multimodal; only text models can be served")
     if mapped is None or mapped.main_input_name != "input_ids":
         raise ModelRefused(f"{name} is no model of texts")
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelRefused(f"{name}: the checkpoint is quantised, which is not supported")
     generates = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING
     return generates and not getattr(config, "use_bidirectional_attention", False)
 

@@ -7,8 +7,9 @@ it, the dense one first. Refused is what makes the model a worse one than the fe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp, isfinite
+from types import MappingProxyType
 
 import torch
 from msgspec import Struct
@@ -31,15 +32,24 @@ _WITH_WEIGHTS = (torch.nn.Linear, torch.nn.Embedding)
 
 class QuantisedLayers(Struct, frozen=True):
     integers: dict[str, Integers]
-    told: Quantised
+    told: Quantised | None
 
 
-def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextModel | None) -> QuantisedLayers:
+def quantise_layers(
+    model: PreTrainedModel,
+    weights: WeightsName,
+    text: TextModel | None,
+    came: Mapping[str, Integers] = MappingProxyType({}),
+) -> QuantisedLayers:
     """The integers of every linear layer by name, but of those whose weight is an embedding too. From then on the
-    weights of `model` are what they stand for. Raises ModelRefused."""
+    weights of `model` are what they stand for. Layers that `came` as integers of as few bits stay. Raises
+    ModelRefused."""
+    stay = {name: found for name, found in came.items() if _stays(found, weights)}
     passage = _passage(model, text)
     before = _logits(model, passage)
-    integers = replace_weights(model, weights)
+    integers = replace_weights(model, weights, stay)
+    if not integers and stay:
+        return QuantisedLayers(stay, None)
     if not integers:
         raise ModelRefused(f"no layer of it can be quantised: serve it without --weights {weights}")
     told = _compare(before, _logits(model, passage), passage, weights, len(integers))
@@ -48,7 +58,11 @@ def quantise_layers(model: PreTrainedModel, weights: WeightsName, text: TextMode
             f"as {weights} its perplexity is {told.perplexity_ratio:.2f} times that of the checkpoint, at most "
             f"{PERPLEXITY_RATIO_MAX} is accepted: serve it as {_better(weights)}"
         )
-    return QuantisedLayers(integers, told)
+    return QuantisedLayers(stay | integers, told)
+
+
+def _stays(integers: Integers, weights: WeightsName) -> bool:
+    return integers.bits == 4 or (weights == "int8" and integers.scales.shape[1] == 1)
 
 
 def _better(weights: WeightsName) -> str:
@@ -56,20 +70,21 @@ def _better(weights: WeightsName) -> str:
     return order.get(weights, "dense")
 
 
-def replace_weights(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:
+def replace_weights(model: PreTrainedModel, weights: WeightsName, but: Collection[str] = ()) -> dict[str, Integers]:
     """The same as `integers_of`; the weights of `model` become what they stand for."""
-    integers = integers_of(model, weights)
+    integers = integers_of(model, weights, but)
     for name, found in integers.items():
         weight = model.get_submodule(name).weight
         weight.data = dequantised(found).to(weight.dtype)
     return integers
 
 
-def integers_of(model: PreTrainedModel, weights: WeightsName) -> dict[str, Integers]:
-    """Of every linear layer by name, but of those whose weight has another place too."""
+def integers_of(model: PreTrainedModel, weights: WeightsName, but: Collection[str] = ()) -> dict[str, Integers]:
+    """Of every linear layer by name, `but` of these, and of those whose weight has another place too."""
     places = Counter(id(part.weight) for part in model.modules() if isinstance(part, _WITH_WEIGHTS))
     layers = {name: part for name, part in model.named_modules() if type(part) is torch.nn.Linear}
     own = {name: part.weight.detach() for name, part in layers.items() if places[id(part.weight)] == 1}
+    own = {name: weight for name, weight in own.items() if name not in but}
     return {name: found for name, weight in own.items() if (found := quantise(weight, weights)) is not None}
 
 

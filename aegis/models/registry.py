@@ -6,6 +6,7 @@ appears in the cache whole or not at all, and only after the model has been chec
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.model import EngineName, Manifest, ModelSpec, Pooling, WeightsName, image_name
-from aegis.device.image_directory import TOKENIZER, read_manifest
+from aegis.device.image_directory import CONFIG, TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
@@ -27,12 +28,15 @@ from aegis.models.fingerprint import fingerprint
 from aegis.models.gguf.checkpoint import write_config_files
 from aegis.models.place import LOCK_S, Looked, Report, place_of
 from aegis.models.pooling_files import longest_text, pools
+from aegis.models.quantised.configuration import comes_quantised, scheme_of, without_scheme
 from aegis.models.sources import Source
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from aegis.models.loading import Loaded
 
 TEMPLATE_CHARACTERS_MAX = 1 << 20
 _MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -116,13 +120,14 @@ def register(
             engine, weights = _engine_that_pools(ranks), "dense"
         _refuse_without(engine, ranks, looked.checkpoint)
         _refuse_quantised(weights, engine, ranks)
-        packable = weights != "dense" or _may_be_bfloat16(looked.checkpoint, dtype)
+        quantised = weights != "dense" or looked.checkpoint.comes_quantised
+        packable = quantised or _may_be_bfloat16(looked.checkpoint, dtype)
         form = _Form(engine, ranks, packs and ranks == 1 and packable, weights)
         if renew or not _has_image(looked, dtype, form, cache_dir):
             if looks:
                 return None
             disk = DiskCache(cache_dir, disk_bytes)
-            with disk.room(looked.weights_bytes + looked.missing_bytes, place.entry):  # the image, and what is fetched
+            with disk.room(_image_bytes(looked) + looked.missing_bytes, place.entry):  # the image, and what is fetched
                 spec = _register(source, place.fetch(), dtype, form, cache_dir, check, report, weigh, renew)
             disk.trim([Path(spec.directory)])
             return spec
@@ -141,6 +146,12 @@ def _refuse_too_large(stored: int, limit_bytes: int | None) -> None:
         )
 
 
+def _image_bytes(looked: Looked) -> int:
+    """At most, but for integers that cannot stay what they are."""
+    scheme = scheme_of(looked.checkpoint.config)
+    return looked.weights_bytes * (scheme.growth if scheme and not scheme.bits else 1)
+
+
 def _may_be_bfloat16(checkpoint: Checkpoint, dtype: str) -> bool:
     """Whether anything of it could be packed; else its image is the same for all processors."""
     own = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
@@ -157,6 +168,8 @@ def _engine_that_pools(ranks: int) -> EngineName:
 def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> None:
     if engine == "vllm" and checkpoint.gguf:
         raise ModelRefused("the vLLM engine does not run GGUF files; the transformers engine does")
+    if scheme_of(checkpoint.config) and engine == "vllm":
+        raise ModelRefused("the vLLM engine does not run quantised checkpoints; the transformers engine does")
     if engine == "vllm" and ranks > 1:
         raise ModelRefused(
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
@@ -238,7 +251,7 @@ def _convert(
     if form.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
-    nbytes = checkpoint.stored_bytes
+    nbytes = checkpoint.loaded_bytes
     within_s = STAGE_S + nbytes / BYTES_PER_S
     weigh(nbytes)
     report("reading the configuration", STAGE_S)
@@ -256,14 +269,17 @@ def _convert(
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
-        model = load(checkpoint, dtype, pooling)
-        write = _writer(form, model, checkpoint, pooling)
+        loaded = load(checkpoint, dtype, pooling, keeps=form.ranks == 1 and pooling is None)
+        model = loaded.model
+        write = _writer(form, loaded, checkpoint, pooling)
         if form.weights != "dense":
             report(f"making its weights {form.weights}", within_s)
-            write, told = _quantising(write, model, form.weights, text)
+            write, told = _quantising(write, loaded, form.weights, text)
             report(told, within_s)
         report("writing the weight image", within_s)
         manifest = write(directory.name, checkpoint.directory, draft)
+        if comes_quantised(checkpoint.config):
+            (draft / CONFIG).write_text(json.dumps(without_scheme(checkpoint.config)), encoding="utf-8")
         if check is not None:
             report("comparing its output with transformers'", within_s)
             check(_spec(source, checkpoint, manifest, draft), model)
@@ -271,25 +287,26 @@ def _convert(
 
 
 def _quantising(
-    write: Callable[..., Manifest], model: PreTrainedModel, weights: WeightsName, text: TextModel | None
+    write: Callable[..., Manifest], loaded: Loaded, weights: WeightsName, text: TextModel | None
 ) -> tuple[Callable[..., Manifest], str]:
     """With a line on what it costs. From then on the model is one of quantised weights."""
     from aegis.models.quantising import quantise_layers
 
-    layers = quantise_layers(model, weights, text)
-    return partial(write, integers=layers.integers, quantised=layers.told), layers.told.told
+    layers = quantise_layers(loaded.model, weights, text, loaded.integers)
+    if layers.told is None:
+        return write, "it comes in as few bits"
+    return partial(write, integers=layers.integers, quantised=layers.told, came=loaded.came), layers.told.told
 
 
-def _writer(
-    form: _Form, model: PreTrainedModel, checkpoint: Checkpoint, pooling: Pooling | None
-) -> Callable[..., Manifest]:
+def _writer(form: _Form, loaded: Loaded, checkpoint: Checkpoint, pooling: Pooling | None) -> Callable[..., Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
+    model = loaded.model
     if pooling is not None:
         from aegis.models.kv_probe import positions
         from aegis.models.weight_image import Pooled, write_pooled_image
 
         pooled = Pooled(pooling, longest_text(checkpoint, positions(model)))
-        return partial(write_pooled_image, model, pooled, packs=form.packs)
+        return partial(write_pooled_image, model, pooled, packs=form.packs, came=loaded.note)
     if form.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 
@@ -297,11 +314,11 @@ def _writer(
     from aegis.models.kv_probe import probe
     from aegis.models.weight_image import write_image
 
-    return partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
+    write = partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
+    return partial(write, integers=loaded.integers, came=loaded.note)
 
 
 def _spec(source: Source, checkpoint: Checkpoint, manifest: Manifest, directory: Path) -> ModelSpec:
-    kind = checkpoint.gguf and checkpoint.gguf.kind.name
     return ModelSpec(
         model=source.model,
         manifest=manifest,
@@ -309,5 +326,5 @@ def _spec(source: Source, checkpoint: Checkpoint, manifest: Manifest, directory:
         image_path=str(directory / image_name()),
         root=source.root,
         slo=source.slo,
-        note=f"{kind} file, runs as {manifest.dtype}" if kind else "",
+        note=manifest.came,
     )

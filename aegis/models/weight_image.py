@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -58,11 +59,12 @@ def write_image(
     packs: bool = False,
     integers: Mapping[str, Integers] = MappingProxyType({}),
     quantised: Quantised | None = None,
+    came: str = "",
 ) -> Manifest:
     """Writes image, manifest and the checkpoint's configuration files into the directory `into`. With several `ranks`
     there is an image for each; raises ModelRefused if they cannot share the model out. If it `packs`, weights are
     stored as this processor multiplies them the fastest, where that is faster. Linear layers by these names are stored
-    as `integers`, which the manifest tells of as `quantised`."""
+    as `integers`; the manifest tells what made them so, `quantised` here, or of a checkpoint that `came` so."""
     kv = KvShape(
         layers=_shared_out(model, probed.layers, ranks),
         dtype=str(probed.kv_dtype).removeprefix("torch."),
@@ -73,7 +75,8 @@ def write_image(
         parts = [[_part(tensor, cut, rank, ranks) for tensor in _distinct(model)] for rank in range(ranks)]
     else:
         parts = [list(_quantised(_distinct(model), integers, model, packs=packs))]
-    return write_stored(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into, quantised=quantised)
+    write = partial(write_stored, quantised=quantised, came=came)
+    return write(parts, model, kv, probed.vocab_size, fingerprint, checkpoint, into)
 
 
 class Pooled(Struct, frozen=True):
@@ -84,13 +87,20 @@ class Pooled(Struct, frozen=True):
 
 
 def write_pooled_image(
-    model: PreTrainedModel, pooled: Pooled, fingerprint: str, checkpoint: Path, into: Path, *, packs: bool = False
+    model: PreTrainedModel,
+    pooled: Pooled,
+    fingerprint: str,
+    checkpoint: Path,
+    into: Path,
+    *,
+    packs: bool = False,
+    came: str = "",
 ) -> Manifest:
     """Writes the same for a model that pools, which keeps no KV."""
     parts = [[_packed(tensor, model) if packs else tensor for tensor in _distinct(model)]]
     kv = KvShape(layers=(), dtype="float32", itemsize=4)
     vocabulary = model.get_input_embeddings().num_embeddings
-    return write_stored(parts, model, kv, vocabulary, fingerprint, checkpoint, into, pooled=pooled)
+    return write_stored(parts, model, kv, vocabulary, fingerprint, checkpoint, into, pooled=pooled, came=came)
 
 
 def write_stored(
@@ -105,6 +115,7 @@ def write_stored(
     engine: EngineName = "transformers",
     pooled: Pooled | None = None,
     quantised: Quantised | None = None,
+    came: str = "",
 ) -> Manifest:
     """Writes the same for these tensors of each rank, as `engine` lays them out; `model` is the checkpoint as
     transformers loads it."""
@@ -132,6 +143,7 @@ def write_stored(
         ranks=len(parts),
         pooling=pooled.pooling if pooled else None,
         quantised=quantised,
+        came=came,
     )
     (into / MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (CONFIG, GENERATION_CONFIG):

@@ -32,6 +32,17 @@ def of_halves(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return torch.addcmul(zero, grouped, scale, out=grouped).view(columns, rows).t()
 
 
+def of_split(upper: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The same for bytes of which the halves, `[out, in / 2]` each, were packed apart, with `scales [groups, out]`."""
+    rows, columns = upper.shape[0], upper.shape[1] * 2
+    high, low = upper.view(-1, columns, _HALF), lower.view(-1, columns, _HALF)
+    values = torch.empty(columns, len(high), 2, _HALF, dtype=scales.dtype)
+    for at, bytes_ in enumerate(((high << 4) | (low & 15), (high & 0xF0) | (low >> 4))):
+        values[:, :, at] = bytes_.bitwise_xor_(0x80).view(torch.int8).transpose(0, 1)  # less the middle, 128
+    grouped = values.view(len(scales), columns // len(scales), rows)
+    return grouped.mul_(scales.unsqueeze(1)).view(columns, rows).t()
+
+
 def of_bytes(packed: torch.Tensor, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
     """The rows from `start` to `stop`, int8, of a weight of this shape, both multiples of blocks."""
     rows, columns = shape

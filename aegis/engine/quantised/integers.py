@@ -17,11 +17,11 @@ GROUPS = (128, 64, 32)
 
 _VECTOR = 16
 _MIDDLE = 8  # of the 16 values of 4 bits
-_LARGEST = {8: 127, 4: 15}
+_LARGEST = 15
 
 
 class Integers(NamedTuple):
-    """`values [out, in]` are int8: -127 to 127, or of 4 bits 0 to 15. `scales` and `zeros [out, in / group]` are
+    """`values [out, in]` are int8: any, or of 4 bits 0 to 15. `scales` and `zeros [out, in / group]` are
     floats; without `zeros` they are 0, as they are of 8 bits."""
 
     bits: Literal[4, 8]
@@ -50,9 +50,8 @@ def check(integers: Integers) -> None:
         raise ValueError(f"its scales of shape {list(scales.shape)} do not go with integers of {list(values.shape)}")
     if zeros is not None and (bits == 8 or zeros.shape != scales.shape):
         raise ValueError(f"its zeros of shape {list(zeros.shape)} do not go with scales of {list(scales.shape)}")
-    least, most = (-127 if bits == 8 else 0), _LARGEST[bits]
-    if values.numel() and not least <= int(values.min()) <= int(values.max()) <= most:
-        raise ValueError(f"its integers are not between {least} and {most}")
+    if bits == 4 and values.numel() and not 0 <= int(values.min()) <= int(values.max()) <= _LARGEST:
+        raise ValueError(f"its integers are not between 0 and {_LARGEST}")
     if not all(bool(torch.isfinite(part).all()) for part in (scales, zeros) if part is not None):
         raise ValueError("its scales or zeros are not finite")
 

@@ -1,4 +1,4 @@
-"""Linear layers over quantised weights that lie in a weight image, in four forms.
+"""Linear layers over quantised weights that lie in a weight image, in five forms.
 
 A form is how the integers lie: as a processor multiplies them best, or in plain rows, which every device can read. The
 name of a layer's tensor of integers tells the form, so an image says by itself what has to be built over it.
@@ -26,6 +26,7 @@ from aegis.engine.quantised.blocks import (
     halves_are_known,
     of_bytes,
     of_halves,
+    of_split,
 )
 from aegis.engine.quantised.integers import GROUPS, Integers, check, whole
 
@@ -39,6 +40,9 @@ DIGITS_ROWS_MAX = 256
 
 INT8_ROWS_MAX = 12
 """With more rows of input the dense product with dequantised tiles is faster than torch's kernel for 8 bits."""
+
+INT8_GROUPS_ROWS_MAX = 128
+"""The same of 8 bits in groups, whose halves are multiplied by torch's kernel for 4 bits."""
 
 INT4_ROWS_MAX = 64
 """The same for 4 bits."""
@@ -144,6 +148,37 @@ class Int8Rows(QuantisedLinear):
         return [Part.of(Int8Rows.INTEGERS, integers.values), Part.of(_SCALES, integers.scales.to(dtype))]
 
 
+class Int8Halves(QuantisedLinear):
+    """8 bits in groups, in the order in which torch's kernel for 4 bits reads them: first the upper halves of all, 16
+    times as much worth, and then the lower ones."""
+
+    INTEGERS = "int8_halves"
+    int8_halves: torch.Tensor
+    scales: torch.Tensor  # [groups, 2 * out, 2], zeros beside them
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        count = self.out_features
+        if len(x) <= INT8_GROUPS_ROWS_MAX or count % BLOCK_ROWS or not halves_are_known():
+            group = self.in_features // len(self.scales)
+            run = torch.ops.aten._weight_int4pack_mm_for_cpu
+            both = run(x.contiguous(), self.int8_halves, group, self.scales)
+            return self._biased(both[:, :count] + both[:, count:])
+        out = torch.empty(len(x), count, dtype=x.dtype)
+        upper, lower = self.int8_halves.view(2, count, -1)
+        scales = self.scales[:, count:, 0]
+        for start, stop in _tiles((count, self.in_features)):
+            out[:, start:stop] = linear(x, of_split(upper[start:stop], lower[start:stop], scales[:, start:stop]))
+        return self._biased(out)
+
+    @staticmethod
+    def parts(integers: Integers, dtype: torch.dtype) -> list[Part]:
+        values, scales = integers.values.to(torch.int16), integers.scales
+        both = torch.cat(((values >> 4) + 8, values & 15)).to(torch.int8)
+        zeros = torch.cat((torch.zeros_like(scales), scales * 8))
+        packed, held = Int4Blocks.parts(Integers(4, both, torch.cat((scales * 16, scales)), zeros), dtype)
+        return [packed._replace(name=Int8Halves.INTEGERS), held]
+
+
 class Int4Blocks(QuantisedLinear):
     """4 bits in the order in which torch's kernel for processors reads them."""
 
@@ -191,7 +226,8 @@ class Int4Rows(QuantisedLinear):
         return [Part.of(Int4Rows.INTEGERS, low | high << 4), Part.of(_SCALES, _with_zeros(integers, dtype))]
 
 
-FORMS: dict[str, type[QuantisedLinear]] = {form.INTEGERS: form for form in (Int8Digits, Int8Rows, Int4Blocks, Int4Rows)}
+_ALL = (Int8Digits, Int8Halves, Int8Rows, Int4Blocks, Int4Rows)
+FORMS: dict[str, type[QuantisedLinear]] = {form.INTEGERS: form for form in _ALL}
 
 
 def parts(integers: Integers, dtype: torch.dtype, *, packs: bool) -> list[Part]:
@@ -201,8 +237,10 @@ def parts(integers: Integers, dtype: torch.dtype, *, packs: bool) -> list[Part]:
     check(integers)
     packs = packs and whole(integers.values)
     if integers.bits == 8:
-        by_digits = packs and digits.supported() and integers.scales.shape[1] == 1
-        return (Int8Digits if by_digits else Int8Rows).parts(integers, dtype)
+        one = integers.scales.shape[1] == 1
+        if packs and not one and integers.group in GROUPS and 16 * integers.scales.max() <= torch.finfo(dtype).max:
+            return Int8Halves.parts(integers, dtype)
+        return (Int8Digits if packs and one and digits.supported() else Int8Rows).parts(integers, dtype)
     packs = packs and integers.group in GROUPS
     return (Int4Blocks if packs else Int4Rows).parts(integers, dtype)
 

@@ -77,6 +77,9 @@ BLOCKS: Mapping[Kind, Block] = {
 
 FLOATS = frozenset({Kind.F32, Kind.F16, Kind.BF16})
 
+STAY = {Kind.Q4_0: 4, Kind.Q8_0: 8}
+"""The bits of those whose integers layers can multiply as they are."""
+
 
 class Integers(NamedTuple):
     """A tensor that is `scales[i] * values[i]` for each block i: int8 `[blocks, 32]`, and float16 `[blocks]`."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from aegis.core.errors import ModelRefused
 from aegis.models.gguf import blocks
-from aegis.models.gguf.blocks import BLOCKS, Kind
+from aegis.models.gguf.blocks import BLOCKS, STAY, Kind
 
 HEADER_BYTES_MAX = 128 << 20
 STRINGS_MAX = 1 << 21
@@ -104,6 +104,14 @@ class GgufFile:
     @property
     def elements(self) -> int:
         return sum(place.elements for place in self.tensors.values())
+
+    @property
+    def served_bytes(self) -> int:
+        """At least, as numbers of 16 bits where they do not stay what they are."""
+        return sum(
+            place.nbytes if place.kind in STAY else max(place.nbytes, 2 * place.elements)
+            for place in self.tensors.values()
+        )
 
     def header(self) -> bytes:
         with self.path.open("rb") as file:

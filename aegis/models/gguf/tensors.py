@@ -9,7 +9,7 @@ import torch
 
 from aegis.core.errors import ModelRefused
 from aegis.models.gguf.architectures import Architecture, architecture_of
-from aegis.models.gguf.blocks import BLOCKS, Array, dequantized
+from aegis.models.gguf.blocks import BLOCKS, Array, Kind, dequantized
 from aegis.models.gguf.header import GgufFile
 from aegis.models.gguf.keys import Keys
 from aegis.models.gguf.rope_factors import NAMES
@@ -35,6 +35,18 @@ class StoredTensor:
         self._names = names
         self._dtype = dtype
         self._change = change
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(self._file.tensors[name].kind for name in self._names)
+
+    def in_order(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows as transformers has them; only of a matrix, of which nothing else changes."""
+        return self._change(rows) if self._change else rows
 
     def __getitem__(self, _: object) -> torch.Tensor:
         first, *others = [

@@ -71,7 +71,7 @@ def test_files_are_served_and_broken_ones_harm_nobody(market: dict[str, Written]
     with launched(tmp_path / "server", tmp_path / "cache", *options, "--device-memory", "64MiB") as server:
         server.wait_for_ready()
         told = server.output()
-        assert "Q4_0 file, runs as float32" in told and "F16 file, runs as float32" in told
+        assert "Q4_0 file, runs as int4" in told and "F16 file, runs as float32" in told
         refused = server.post("/models/load", {"source": str(huge)})
         assert refused.status_code == 400
         assert refused.json()["error"]["message"] == (

@@ -76,12 +76,6 @@ def test_heads_for_other_tasks_are_refused() -> None:
         refuse_by_config(config)
 
 
-def test_quantised_weights_are_refused() -> None:
-    config = checkpoints.config("llama", quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ModelRefused, match="quantised"):
-        refuse_by_config(config)
-
-
 @pytest.mark.parametrize(
     ("rope", "tokens"),
     [

@@ -88,6 +88,28 @@ def test_foreign_integers_of_any_group_are_multiplied(bits: int, packs: bool) ->
         assert max(off(layer, integers, torch.float32, rows) for rows in ROWS) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(320, 256), (48, 64), (64, 384)])
+def test_bytes_in_groups_are_multiplied_as_halves(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(3)
+    values = torch.randint(-128, 128, shape, generator=draws, dtype=torch.int16).to(torch.int8)
+    for group in (size for size in (32, 64, 128) if shape[1] > size):
+        scales = (drawn(1, shape[0], shape[1] // group).abs() + 0.1).to(dtype).float()
+        integers, bias = Integers(8, values, scales), drawn(8, shape[0]).to(dtype)
+        layer = layer_of(integers, dtype, packs=True)
+        assert type(layer) is layers.Int8Halves
+        assert max(off(layer, integers, dtype, rows) for rows in ROWS) < TOLERANCE[dtype]
+        x = drawn(9, 40, shape[1]).to(dtype)
+        found, plain = layer_of(integers, dtype, packs=True, bias=bias * 1000)(x), layer(x)
+        torch.testing.assert_close(found, plain + bias * 1000)
+
+
+def test_scales_of_bytes_that_halves_cannot_hold_stay_in_rows() -> None:
+    integers = Integers(8, torch.ones(64, 128, dtype=torch.int8), torch.full((64, 2), 5000.0))
+    assert type(layer_of(integers, torch.float16, packs=True)) is layers.Int8Rows
+    assert type(layer_of(integers, torch.float32, packs=True)) is layers.Int8Halves
+
+
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_a_bias_is_added_and_leading_dimensions_stay(weights: WeightsName, packs: bool) -> None:

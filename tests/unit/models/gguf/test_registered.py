@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.engine.quantised.layers import FORMS
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
 from aegis.models.checkpoint import open_checkpoint
@@ -22,6 +23,7 @@ from aegis.models.fingerprint import fingerprint
 from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import checkpoints, gguf_files
+from tests.unit.models.quantised.served import answers_as
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """K-quants have blocks of 256 elements."""
@@ -143,7 +145,11 @@ def test_a_file_is_the_model_of_its_weights(name: str, tmp_path: Path) -> None:
         ours, theirs = (model(torch.tensor(PROMPT)).logits for model in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
     assert spec.manifest.eos_token_ids == (1,)
-    assert spec.note == f"{kind} file, runs as float32"
+    runs_as = {"Q4_0": "int4", "Q8_0": "int8"}.get(kind, "float32")
+    has_experts = model_type in ("mixtral", "qwen3_moe") and runs_as != "float32"
+    assert spec.note == f"{kind} file, runs as {runs_as}" + (" and float32" if has_experts else "")
+    forms = {name.rpartition(".")[2] for entry in spec.manifest.tensors for name in entry.names} & FORMS.keys()
+    assert forms == {"Q4_0": {"int4_rows"}, "Q8_0": {"int8_rows"}}.get(kind, set())
 
 
 @pytest.mark.parametrize("name", ROPES)
@@ -185,7 +191,7 @@ def test_phi3_has_factors_for_short_and_long_texts(tmp_path: Path) -> None:
         ("llama", "F32", "float32"),
         ("llama", "F16", "float16"),
         ("llama", "BF16", "bfloat16"),
-        ("gemma", "Q8_0", "bfloat16"),  # whose norms lose no more than that when one is taken off
+        ("gemma", "Q5_0", "bfloat16"),  # whose norms lose no more than that when one is taken off
     ],
 )
 def test_a_file_runs_in_the_type_that_is_nearest(model_type: str, kind: str, dtype: str, tmp_path: Path) -> None:
@@ -216,6 +222,16 @@ def test_the_header_counts_in_the_name_of_an_image(tmp_path: Path) -> None:
     assert checkpoint.gguf
     other = structs.replace(checkpoint, gguf=replace(checkpoint.gguf, header_bytes=24))
     assert fingerprint(checkpoint, "auto") != fingerprint(other, "auto")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_integers_of_a_file_answer_as_its_weights(kind: str, tmp_path: Path) -> None:
+    reference = gguf_files.write(tmp_path / "m.gguf", "llama", kind)
+    spec, _ = registered(tmp_path / "m.gguf", packs=True)
+    dense, _ = registered(tmp_path / "m.gguf", ranks=2)
+    assert spec.manifest.image_bytes < 2 * dense.manifest.image_bytes  # of each rank
+    assert dense.note == f"{kind} file, runs as float32"
+    answers_as(spec, reference)
 
 
 def test_memory_is_asked_for_the_numbers_that_weights_become(tmp_path: Path) -> None:
