@@ -121,7 +121,7 @@ def _use(setting: Setting) -> Use:
     outcome, pool = run(setting, keep_times=True), pool_of(setting)
     spans = instances(outcome.spans)
     busy = sum(link(own, INWARDS, outcome.ended_ns).busy for own in spans.values())
-    token_bytes = {spec.model: spec.manifest.kv.token_bytes for spec in pool.specs}
+    token_bytes = {name: spec.manifest.kv.token_bytes for name, spec in pool.named().items()}
     return Use(figures(outcome), round(busy / len(pool.instances()), 6), most_kv_bytes(outcome.records, token_bytes))
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import TensorEntry
+from aegis.core.weight_forms import GROUPS
 from aegis.engine.packed_linear import bytes_of, described
 from aegis.engine.quantised import digits
 from aegis.engine.quantised.blocks import (
@@ -27,7 +28,7 @@ from aegis.engine.quantised.blocks import (
     of_bytes,
     of_halves,
 )
-from aegis.engine.quantised.integers import GROUPS, Integers, check, whole
+from aegis.engine.quantised.integers import Integers, check, whole
 
 _SCALES = "scales"
 _TILE_ROWS = 512
