@@ -75,7 +75,7 @@ class Checkpoint(Struct, frozen=True):
     def stored_bytes(self) -> int:
         """Of its weights; of quantised ones those that they take once they are numbers."""
         if self.gguf:
-            return max(self.weights[0].stat().st_size, 2 * self.gguf.elements)
+            return gguf_bytes(self.gguf, self.weights[0].stat().st_size)
         return sum(file.stat().st_size for file in self.weights)
 
 
@@ -83,9 +83,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Raises ModelRefused for a missing or unreadable configuration, and for weights that are pickled, missing,
     truncated or not what their headers or their index say. The reason does not repeat the directory."""
     if is_gguf(directory):
-        file, config = open_gguf(directory)
-        _refuse_more_layers(config, len(file.tensors))
-        return Checkpoint(directory.parent, config, (directory,), file)
+        return open_gguf_checkpoint(directory)
     if not directory.is_dir():
         raise ModelRefused("no such directory")
     refuse_odd_files(directory)
@@ -104,6 +102,19 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensors = sum(_check_weights(file, named) for file, named in expected.items())
     _refuse_more_layers(config, tensors)
     return Checkpoint(directory, config, tuple(sorted(expected)))
+
+
+def open_gguf_checkpoint(path: Path, weights: Path | None = None) -> Checkpoint:
+    """The `weights` are perhaps elsewhere than a file that has their header. Raises ModelRefused."""
+    file, config = open_gguf(path)
+    _refuse_more_layers(config, len(file.tensors))
+    weights = weights or path
+    return Checkpoint(weights.parent, config, (weights,), file)
+
+
+def gguf_bytes(file: GgufFile, file_bytes: int) -> int:
+    """Of its weights once they are numbers, or as they are if that is more."""
+    return max(file_bytes, 2 * file.elements)
 
 
 def _why_no_weights(directory: Path) -> str:
