@@ -72,6 +72,13 @@ class Checkpoint(Struct, frozen=True):
     gguf: GgufFile | None = None
 
     @property
+    def quantised_by(self) -> str:
+        """The method, as `config.json` names it; empty for weights that are numbers."""
+        told = self.config.get("quantization_config")
+        method = told.get("quant_method") if isinstance(told, dict) else None
+        return (str(method)[:40] if method else "quantised") if told is not None else ""
+
+    @property
     def stored_bytes(self) -> int:
         """Of its weights; of quantised ones those that they take once they are numbers."""
         if self.gguf:

@@ -174,7 +174,9 @@ def _from_file(file: Path, slo: Slo, weights: WeightsName, *, lazy: bool) -> Cat
         if model.base is None:
             continue
         if model.base not in own:
-            raise UserError(f"{file}: models.{name}.base: should be a model of the file with a shape, not {model.base!r}")
+            raise UserError(
+                f"{file}: models.{name}.base: should be a model of the file with a shape, not {model.base!r}"
+            )
         adapters[ModelId(name)] = ModelId(model.base)
         beside_bytes[model.base] += model.size or own[model.base].adapter_bytes(model.rank or 0)
     specs, fetched = [], {}

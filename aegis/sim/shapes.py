@@ -62,9 +62,7 @@ class ModelShape:
     def kv(self) -> KvShape:
         return _kv_shape(self.layers, self.kv_heads, self.head_dim)
 
-    def spec(
-        self, model: ModelId, slo: Slo, *, weights: WeightsName = "dense", beside_bytes: int = 0
-    ) -> ModelSpec:
+    def spec(self, model: ModelId, slo: Slo, *, weights: WeightsName = "dense", beside_bytes: int = 0) -> ModelSpec:
         """As if registered from a checkpoint of its own, so that no two models share an image; its `root` is the
         shape's name. `beside_bytes` lie beside its image: those of adapters."""
         image_bytes = self.image_bytes(weights) + beside_bytes

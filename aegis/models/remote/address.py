@@ -13,7 +13,9 @@ from aegis.core.errors import UserError
 _GGUF = ".gguf"
 _REMOTE = re.compile(r"(hf|https?|s3)://", re.IGNORECASE)
 _HUB = re.compile(r"([\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@([\w][\w./-]*))?", re.ASCII)
-_HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)/((?:[\w-][\w.-]*/)*[\w-][\w.-]*\.gguf)(?:@([\w][\w./-]*))?", re.ASCII)
+_HUB_FILE = re.compile(
+    r"([\w-][\w.-]*/[\w-][\w.-]*)/((?:[\w-][\w.-]*/)*[\w-][\w.-]*\.gguf)(?:@([\w][\w./-]*))?", re.ASCII
+)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 

@@ -102,9 +102,7 @@ class RemoteCheckpoint:
         stored.only(file.name for file in (*self._small, *self._weights))
         stored.write()
 
-    async def _look_at(
-        self, registry: Registry, stored: Stored, client: httpx.AsyncClient, file: RemoteFile
-    ) -> None:
+    async def _look_at(self, registry: Registry, stored: Stored, client: httpx.AsyncClient, file: RemoteFile) -> None:
         """The header of a GGUF file, unless it was looked at before and is the same still."""
         size_bytes = _refuse_without_size(file)
         if stored.header.is_file() and file.tag is not None and file.tag == stored.record.looked_at:

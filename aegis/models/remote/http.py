@@ -58,9 +58,7 @@ async def read(
     return await _asked(client, method, url, dict(headers or {}), whole)
 
 
-async def read_part(
-    client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, start: int, stop: int
-) -> bytes:
+async def read_part(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, start: int, stop: int) -> bytes:
     """The bytes `[start, stop)` of a file; of a server that sends no parts what comes before them is passed over.
     Raises Gone, and Away after some tries."""
 

@@ -59,9 +59,7 @@ def remote(tmp_path: Path, web: CheckpointServer, s3: BucketServer, monkeypatch:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("aegis.models.remote.http._FIRST_WAIT_S", 0.001)
     monkeypatch.setattr("aegis.models.remote.fetch_core.FIRST_WAIT_NS", 1_000_000)
-    return lambda source: RemoteCheckpoint(
-        source.format(url=web.url), tmp_path / "cache", lambda text, within_s: None
-    )
+    return lambda source: RemoteCheckpoint(source.format(url=web.url), tmp_path / "cache", lambda text, within_s: None)
 
 
 PLACES = (f"{{url}}/org/tiny/{FILE}", f"hf://org/tiny/{FILE}", f"hf://org/tiny/{FILE}@v1", f"s3://models/team/{FILE}")
@@ -175,7 +173,9 @@ def test_it_is_registered_with_its_first_request_and_found_again_without_the_fil
 def test_addresses_name_a_file() -> None:
     assert parse("hf://org/name/sub/a.b-Q4.gguf@v1") == HubAddress("org/name", "v1", "sub/a.b-Q4.gguf")
     assert parse("s3://bucket/a.gguf") == BucketAddress("bucket", "", "a.gguf")
-    assert [name_of(parse(text)) for text in ("hf://o/n/s/a.b.gguf", "s3://bucket/p/x.gguf", "https://h/a%20b.gguf")] == [
+    assert [
+        name_of(parse(text)) for text in ("hf://o/n/s/a.b.gguf", "s3://bucket/p/x.gguf", "https://h/a%20b.gguf")
+    ] == [
         "a.b",
         "x",
         "a b",
