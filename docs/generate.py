@@ -1,4 +1,4 @@
-"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys, results and of what
+"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys, results and what
 can be served, and the picture of long prompts.
 
 `python docs/generate.py` renews them, `--check` only names those that are not current and exits 1.
@@ -100,11 +100,10 @@ def forms() -> str:
 
 def architectures() -> str:
     """Those that were tried, by engine and form."""
-    rows = [
-        (f"`{each.model_type}`", _told(each.transformers), _told(each.int8 or each.transformers), each.gguf)
-        + (_told(each.vllm),)
-        for each in ARCHITECTURES
-    ]
+    rows = []
+    for each in ARCHITECTURES:
+        dense, int8, vllm = map(_told, (each.transformers, each.int8 or each.transformers, each.vllm))
+        rows.append((f"`{each.model_type}`", dense, int8, each.gguf, vllm))
     return markdown(("`model_type`", "safetensors", "`--weights int8`", "in GGUF files", "`--engine vllm`"), rows)
 
 

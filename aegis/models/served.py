@@ -1,4 +1,4 @@
-"""What can be served, as declared: forms of checkpoints and architectures, by engine. docs/checkpoints.md is made of it.
+"""What can be served, as declared: forms of checkpoints and architectures, by engine. It is in docs/checkpoints.md.
 
 `tests/unit/models/test_served.py` registers a checkpoint of each, so a line here that is not so fails there.
 """
@@ -100,11 +100,12 @@ class Architecture(Struct, frozen=True):
 _YES = serves("yes")
 _NO_CLASS = refuses("would run transformers'")
 _UNKNOWN = refuses("vLLM cannot serve it")
+_COMPUTED = refuses("computes some of its tensors while it builds it")
 _EXPERTS = refuses("packs experts into memory of its own")
 
 ARCHITECTURES = (
-    Architecture("apertus", _YES),
-    Architecture("bloom", _YES, refuses("attention of its own")),
+    Architecture("apertus", _COMPUTED),
+    Architecture("bloom", _COMPUTED, refuses("attention of its own")),
     Architecture("cohere", _YES),
     Architecture("cohere2", _YES),
     Architecture("deepseek_v2", _EXPERTS),

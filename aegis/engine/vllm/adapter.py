@@ -126,6 +126,11 @@ def _building(config: VllmConfig) -> Iterator[None]:
     try:
         with set_current_vllm_config(config):
             yield
+    except NotImplementedError as error:  # what torch says of the bytes of tensors that have none
+        raise ModelRefused(
+            "vLLM computes some of its tensors while it builds it, and they would have no bytes: the transformers engine "
+            "may serve it"
+        ) from error
     except _REFUSALS as error:
         raise ModelRefused(f"vLLM cannot build it: {_line(error)}") from error
     finally:
