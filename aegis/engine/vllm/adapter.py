@@ -128,8 +128,8 @@ def _building(config: VllmConfig) -> Iterator[None]:
             yield
     except NotImplementedError as error:  # what torch says of the bytes of tensors that have none
         raise ModelRefused(
-            "vLLM computes some of its tensors while it builds it, and they would have no bytes: the transformers engine "
-            "may serve it"
+            "vLLM computes some of its tensors while it builds it, and they would have no bytes: the transformers "
+            "engine may serve it"
         ) from error
     except _REFUSALS as error:
         raise ModelRefused(f"vLLM cannot build it: {_line(error)}") from error
