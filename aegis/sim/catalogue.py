@@ -190,7 +190,7 @@ def _from_file(file: Path, slo: Slo, weights: WeightsName, *, lazy: bool) -> Cat
 
 
 def _shape_of(file: Path, name: str, model: _Model, shapes: Mapping[str, ModelShape]) -> ModelShape:
-    if model.shape not in shapes:
+    if model.shape is None or model.shape not in shapes:
         raise UserError(f"{file}: models.{name}.shape: should be one of {', '.join(shapes)}, not {model.shape!r}")
     return shapes[model.shape]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aegis.core.ids import ModelId
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Quantised, Slo, WeightsName
-from aegis.core.weight_forms import linear_bytes
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Quantised, Slo, WeightsName, linear_bytes
 
 _ITEM_BYTES = 2  # bfloat16, as in all the papers
 

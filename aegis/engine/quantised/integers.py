@@ -10,8 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from aegis.core.model import WeightsName
-from aegis.core.weight_forms import group_of, is_whole
+from aegis.core.model import WeightsName, group_of, is_whole
 
 _MIDDLE = 8  # of the 16 values of 4 bits
 _LARGEST = {8: 127, 4: 15}

@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import linear
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import TensorEntry
-from aegis.core.weight_forms import GROUPS
+from aegis.core.model import GROUPS, TensorEntry
 from aegis.engine.packed_linear import bytes_of, described
 from aegis.engine.quantised import digits
 from aegis.engine.quantised.blocks import (

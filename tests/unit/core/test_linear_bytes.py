@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aegis.core.model import WeightsName
-from aegis.core.weight_forms import linear_bytes
+from aegis.core.model import WeightsName, linear_bytes
 from aegis.engine.quantised.integers import quantise
 from aegis.engine.quantised.layers import parts
 
