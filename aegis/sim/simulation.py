@@ -211,14 +211,13 @@ def simulate(
     with _uncollected():
         market.run(arrivals)
     counters = {name: asdict(core.counters) for name, core in cores.items()}
-    samples = sampler.samples if sampler else []
     return Outcome(
         market.records,
         market.switches,
         market.spans or [],
         counters,
         agenda.now_ns,
-        samples,
+        sampler.samples if sampler else [],
         market.decided,
         market.moves,
         images.fetches if images else [],
