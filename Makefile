@@ -185,7 +185,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 
 test-vllm: $(VLLM)/.installed
 	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/test_packed_linear.py \
-		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py
+		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py tests/unit/models/test_served.py
 	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
 test-long: $(TOOLS) compiled

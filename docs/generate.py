@@ -1,5 +1,5 @@
-"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys and results, and
-the picture of long prompts.
+"""Writes what is derived from the code: the JSON Schemas, the lifecycle, the tables of options, keys, results and what
+can be served, and the picture of long prompts.
 
 `python docs/generate.py` renews them, `--check` only names those that are not current and exits 1.
 """
@@ -17,6 +17,7 @@ from aegis.config.config import OPTIONS, Config, SloTargets, config_schema, leav
 from aegis.config.sizes import format_size
 from aegis.control.messages import json_schema
 from aegis.core.lifecycle import TABLE, TERMINAL, State
+from aegis.models.served import ARCHITECTURES, FORMS, Outcome
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
@@ -87,6 +88,25 @@ def lifecycle() -> str:
     return "\n".join(diagram) + "\n\n" + markdown(("state", *events), rows)
 
 
+def _told(outcome: Outcome) -> str:
+    return outcome.told if outcome.served else f"no: *{outcome.told}*"
+
+
+def forms() -> str:
+    """The forms of checkpoints, by engine."""
+    rows = [(form.name, form.known_by, _told(form.transformers), _told(form.vllm)) for form in FORMS]
+    return markdown(("form", "known by", "`--engine transformers`", "`--engine vllm`"), rows)
+
+
+def architectures() -> str:
+    """Those that were tried, by engine and form."""
+    rows = []
+    for each in ARCHITECTURES:
+        dense, int8, vllm = map(_told, (each.transformers, each.int8 or each.transformers, each.vllm))
+        rows.append((f"`{each.model_type}`", dense, int8, each.gguf, vllm))
+    return markdown(("`model_type`", "safetensors", "`--weights int8`", "in GGUF files", "`--engine vllm`"), rows)
+
+
 LONG_PROMPT_TOKENS = 4000
 
 
@@ -110,6 +130,7 @@ def interference() -> str:
 SECTIONS = {
     "docs/options.md": {"options": options},
     "docs/results.md": {"crossings": crossings, "files": files, "goodput": goodput, "results": results},
+    "docs/checkpoints.md": {"forms": forms, "architectures": architectures},
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},

@@ -152,7 +152,7 @@ def _entry(file: Path) -> dict[str, object]:
     content = file.read_bytes()
     entry: dict[str, object] = {"type": "file", "path": file.name, "size": len(content)}
     entry["oid"] = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-    if file.suffix == ".safetensors":
+    if file.suffix in (".gguf", ".safetensors"):
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
     return entry
 

@@ -22,6 +22,12 @@ WeightsName = Literal["dense", "int8", "int4", "int4-g64", "int4-g32"]
 """How linear weights are stored: as the checkpoint has them, or quantised; int4 in groups of 128, where that divides
 their rows."""
 
+GROUPS = (128, 64, 32)
+"""Sizes of groups that the kernels for 4 bits know."""
+
+_VECTOR = 16
+_ASKED = {"int4": 128, "int4-g64": 64, "int4-g32": 32}
+
 IMAGE_EXTENT_BYTES = 2 << 20
 """The node's model cache is cut in extents of this size; an image begins at the start of one."""
 
@@ -44,6 +50,28 @@ LEAST_PIECES = 8
 def image_name(rank: int = 0) -> str:
     """The name of a rank's image in its directory."""
     return f"image-{rank}.bin" if rank else "image.bin"
+
+
+def group_of(weights: WeightsName, columns: int) -> int | None:
+    """The group in which rows of so many columns are quantised to 4 bits; None: to 8 bits, with a scale a row."""
+    asked = _ASKED.get(weights, 0)
+    return next((group for group in GROUPS if group <= asked and columns % group == 0), None)
+
+
+def is_whole(rows: int, columns: int) -> bool:
+    """Whether kernels take it: they read whole vectors, also beyond its end."""
+    return rows % _VECTOR == 0 and columns % _VECTOR == 0
+
+
+def linear_bytes(weights: WeightsName, rows: int, columns: int, item_bytes: int) -> int:
+    """Of a linear weight `[rows, columns]` whose items, and whose scales, have `item_bytes`."""
+    elements = rows * columns
+    if weights == "dense" or not is_whole(rows, columns):
+        return elements * item_bytes
+    group = group_of(weights, columns)
+    if group is None:
+        return elements + rows * item_bytes
+    return elements // 2 + elements // group * 2 * item_bytes
 
 
 class TensorEntry(Struct, frozen=True):

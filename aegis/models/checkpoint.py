@@ -77,10 +77,17 @@ class Checkpoint(Struct, frozen=True):
         return self.gguf is not None or comes_quantised(self.config)
 
     @property
+    def quantised_by(self) -> str:
+        """The method, as `config.json` names it; empty for weights that are numbers."""
+        told = self.config.get("quantization_config")
+        method = told.get("quant_method") if isinstance(told, dict) else None
+        return (str(method)[:40] if method else "quantised") if told is not None else ""
+
+    @property
     def stored_bytes(self) -> int:
         """Of its weights; of a GGUF file what they take at least once they are served."""
         if self.gguf:
-            return max(self.weights[0].stat().st_size, self.gguf.served_bytes)
+            return gguf_bytes(self.gguf, self.weights[0].stat().st_size)
         return sum(file.stat().st_size for file in self.weights)
 
     @property
@@ -96,9 +103,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     """Raises ModelRefused for a missing or unreadable configuration, and for weights that are pickled, missing,
     truncated or not what their headers or their index say. The reason does not repeat the directory."""
     if is_gguf(directory):
-        file, config = open_gguf(directory)
-        _refuse_more_layers(config, len(file.tensors))
-        return Checkpoint(directory.parent, config, (directory,), file)
+        return open_gguf_checkpoint(directory)
     if not directory.is_dir():
         raise ModelRefused("no such directory")
     refuse_odd_files(directory)
@@ -117,6 +122,19 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     tensors = sum(_check_weights(file, named) for file, named in expected.items())
     _refuse_more_layers(config, tensors)
     return Checkpoint(directory, config, tuple(sorted(expected)))
+
+
+def open_gguf_checkpoint(path: Path, weights: Path | None = None) -> Checkpoint:
+    """The `weights` are perhaps elsewhere than a file that has their header. Raises ModelRefused."""
+    file, config = open_gguf(path)
+    _refuse_more_layers(config, len(file.tensors))
+    weights = weights or path
+    return Checkpoint(weights.parent, config, (weights,), file)
+
+
+def gguf_bytes(file: GgufFile, file_bytes: int) -> int:
+    """What its weights take at least once they are served."""
+    return max(file_bytes, file.served_bytes)
 
 
 def _why_no_weights(directory: Path) -> str:

@@ -24,6 +24,7 @@ from aegis.models.cache import lock_file, locked
 
 _MIB = 1 << 20
 _STORES = ("checkpoints", "images")
+_WEIGHTS = (".gguf", ".safetensors")
 
 
 class Entry(Struct, frozen=True):
@@ -177,8 +178,9 @@ def _only_one(file: Path) -> Iterator[bool]:
 
 
 def _large_files(checkpoint: Path) -> list[Path]:
-    partial = checkpoint / "partial"
-    return [*(checkpoint / "files").rglob("*.safetensors"), *(path for path in partial.rglob("*") if path.is_file())]
+    files, partial = checkpoint / "files", checkpoint / "partial"
+    weights = [path for path in files.rglob("*") if path.suffix in _WEIGHTS]
+    return [*weights, *(path for path in partial.rglob("*") if path.is_file())]
 
 
 def _bytes_of(entry: Path) -> int:

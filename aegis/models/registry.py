@@ -168,8 +168,11 @@ def _engine_that_pools(ranks: int) -> EngineName:
 def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> None:
     if engine == "vllm" and checkpoint.gguf:
         raise ModelRefused("the vLLM engine does not run GGUF files; the transformers engine does")
-    if scheme_of(checkpoint.config) and engine == "vllm":
-        raise ModelRefused("the vLLM engine does not run quantised checkpoints; the transformers engine does")
+    if engine == "vllm" and (method := checkpoint.quantised_by):
+        raise ModelRefused(
+            f"vLLM has {method} weights in memory of its own once loaded, which no switch could fill: use the "
+            "transformers engine for it, or a checkpoint that is not quantised"
+        )
     if engine == "vllm" and ranks > 1:
         raise ModelRefused(
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
@@ -181,7 +184,10 @@ def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> N
 
 def _refuse_quantised(weights: WeightsName, engine: EngineName, ranks: int) -> None:
     if weights != "dense" and engine != "transformers":
-        raise ModelRefused(f"the {engine} engine runs no weights that were made {weights} here: leave out --weights")
+        raise ModelRefused(
+            f"the {engine} engine runs no weights that were made {weights} here: leave out --weights, or use the "
+            "transformers engine for it"
+        )
     if weights != "dense" and ranks > 1:
         raise ModelRefused(
             f"weights that were made {weights} cannot be shared out among ranks yet: leave out --weights, or "

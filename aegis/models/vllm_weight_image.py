@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from aegis.core.errors import ModelRefused
 from aegis.core.model import KvShape, Manifest
 from aegis.engine.vllm import adapter
 from aegis.engine.vllm.weights import stored
@@ -19,6 +20,13 @@ BLOCK_TOKENS = 32
 
 def write_vllm_image(model: PreTrainedModel, fingerprint: str, checkpoint: Path, into: Path) -> Manifest:
     """As `write_image` does. Raises ModelRefused if vLLM, or the engine over it, cannot serve the checkpoint."""
+    try:
+        return _write(model, fingerprint, checkpoint, into)
+    except ModelRefused as refusal:
+        raise ModelRefused(f"{refusal.message}; the transformers engine may serve it") from refusal
+
+
+def _write(model: PreTrainedModel, fingerprint: str, checkpoint: Path, into: Path) -> Manifest:
     dtype = str(model.dtype).removeprefix("torch.")
     context = context_tokens(model.config)
     config = adapter.configure(checkpoint, dtype=dtype, context_tokens=context, block_tokens=BLOCK_TOKENS)

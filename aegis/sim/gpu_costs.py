@@ -56,8 +56,19 @@ class GpuSpec:
 
     def costs(self, spec: ModelSpec) -> StepCosts:
         """Measured costs of this model, else of its shape, else the roofline's."""
-        costs = self.fits.get(spec.model) or self.fits.get(spec.root) or self.roofline(spec)
+        costs = self.fits.get(spec.model) or self._of_shape(spec) or self.roofline(spec)
         return NanoBatchCosts.of(costs) if self.nano_batches else costs
+
+    def _of_shape(self, spec: ModelSpec) -> StepCosts | None:
+        """Those of a shape are of dense weights: a step that reads fewer bytes, or adapters too, takes so much less or
+        more as reading them would. What it computes is the same."""
+        costs, manifest = self.fits.get(spec.root), spec.manifest
+        beside_bytes = manifest.image_bytes - manifest.parameters * manifest.kv.itemsize
+        if costs is None or not beside_bytes:
+            return costs
+        read_ps = round(1e12 * beside_bytes / self.memory_bytes_per_s)
+        least_ps = min(costs.decode_ps, len(manifest.kv.layers) * self.layer_ns * 1_000)
+        return replace(costs, decode_ps=max(costs.decode_ps + read_ps, least_ps))
 
     def roofline(self, spec: ModelSpec) -> StepCosts:
         """Costs from figures alone, for a dense model with bfloat16 arithmetic (the efficiencies stand above)."""

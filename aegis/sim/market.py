@@ -36,6 +36,7 @@ from aegis.core.request import Job, Sampling
 from aegis.core.views import Work
 from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
+from aegis.sim.fetched_images import FetchedImages
 from aegis.sim.flows import Link
 from aegis.sim.instance import END, SimInstance
 from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
@@ -55,6 +56,8 @@ from proxy.routing.router import Router
 _ALONE: Final = (GrantPages, TakeBack)
 """Messages that leave one by one, as the live node's devices send them."""
 
+_NO_ADAPTERS: Final[Mapping[ModelId, ModelId]] = {}
+
 _ENDED: Final = {State.FINISHED: "finished", State.FAILED: "failed", State.CANCELLED: "cancelled"}
 
 
@@ -73,12 +76,13 @@ class SimRequest:
 
 
 class _Fate:
-    """A request under way."""
+    """A request under way. `asked` is the model that its client named, perhaps an adapter of that of the job."""
 
-    __slots__ = ("due_ns", "first_ns", "job", "last_ns", "left", "on_time", "output_tokens", "tbt_ns", "times")
+    __slots__ = ("asked", "due_ns", "first_ns", "job", "last_ns", "left", "on_time", "output_tokens", "tbt_ns", "times")
 
-    def __init__(self, job: Job, spec: ModelSpec, output_tokens: int, *, keep: bool) -> None:
+    def __init__(self, job: Job, asked: ModelId, spec: ModelSpec, output_tokens: int, *, keep: bool) -> None:
         self.job = job
+        self.asked = asked
         self.due_ns = spec.slo.due_ns(job.arrival_ns, 0)
         self.tbt_ns = spec.slo.tbt_ns
         self.output_tokens = self.left = output_tokens
@@ -120,8 +124,12 @@ class SimMarket:
         reuses: bool = False,
         placement: Placement | None = None,
         refuses_late: bool = False,
+        adapters: Mapping[ModelId, ModelId] = _NO_ADAPTERS,
+        images: FetchedImages | None = None,
     ) -> None:
-        """`slab_bytes` matter where it `reuses` KV. If it `refuses_late`, the proxy does."""
+        """`slab_bytes` matter where it `reuses` KV. If it `refuses_late`, the proxy does. Requests for one of the
+        `adapters` are run as those of its base: one batch, one residency. `images` are those that may have to be
+        fetched first."""
         self.agenda = agenda
         self.semaphores = TimelineSemaphores()
         self.instances: dict[InstanceId, SimInstance] = {}
@@ -134,6 +142,9 @@ class SimMarket:
         self._keep_times = keep_times
         self._reuses = reuses
         self._refuses_late = refuses_late
+        self._adapters = adapters
+        self._images = images
+        self._fetching = 0  # requests that wait for an image
         self.decisions = decisions
         self._outbox: defaultdict[InstanceId, list[ToInstance]] = defaultdict(list)
         self._memory = NodeMemory(host_slabs, slab_bytes, specs.get)
@@ -184,8 +195,8 @@ class SimMarket:
         """Runs until every request has ended."""
         self._next(iter(arrivals))
         self.agenda.run()
-        if self._fates:
-            raise LawBroken(f"{len(self._fates)} requests never ended")
+        if self._fates or self._fetching:
+            raise LawBroken(f"{len(self._fates) + self._fetching} requests never ended")
 
     # --- for its instances --------------------------------------------------------------------------------------------
 
@@ -219,23 +230,42 @@ class SimMarket:
 
     def _arrive(self, wanted: SimRequest, arrivals: Iterator[SimRequest]) -> None:
         self._arrived += 1
-        request, spec = RequestId(self._arrived), self._specs[wanted.model]
-        prompt = self._prompt(wanted.input_tokens)
-        sampling = _SAMPLING
-        if wanted.output_tokens > sampling.max_tokens:
-            sampling = Sampling(max_tokens=spec.manifest.context_tokens - len(prompt), stop_token_ids=(END,))
-        job = Job(request, 1, wanted.model, prompt, sampling, self.agenda.now_ns, priority=wanted.priority)
-        work = Work(job.model, len(prompt))
+        request, model = RequestId(self._arrived), self._adapters.get(wanted.model, wanted.model)
+        if self._images is None:
+            self._submit(request, model, wanted)
+        else:
+            self._fetching += 1
+            self._images.want(model, lambda there: self._fetched(request, model, wanted, there=there))
+        self._next(arrivals)
+
+    def _fetched(self, request: RequestId, model: ModelId, wanted: SimRequest, *, there: bool) -> None:
+        """The image is there, or cannot be. A client that has left meanwhile asks for nothing more."""
+        self._fetching -= 1
+        left = wanted.leaves_ns is not None and wanted.leaves_ns <= self.agenda.now_ns
+        if there and not left:
+            self._submit(request, model, wanted)
+        else:
+            self._unserved(self._job(request, model, wanted), wanted, "cancelled" if left else "failed")
+
+    def _submit(self, request: RequestId, model: ModelId, wanted: SimRequest) -> None:
+        job = self._job(request, model, wanted)
+        work = Work(job.model, len(job.prompt))
         if self._refuses_late and self._core.admission.late_ns(work, job.priority, job.arrival_ns) is not None:
-            self._refused(job, wanted.output_tokens)
-            self._next(arrivals)
+            self._unserved(job, wanted, REFUSED)
             return
-        self._reused.note(request, wanted.reused_tokens, len(prompt))
-        self._fates[request] = _Fate(job, spec, wanted.output_tokens, keep=self._keep_times)
+        self._reused.note(request, wanted.reused_tokens, len(job.prompt))
+        spec = self._specs[model]
+        self._fates[request] = _Fate(job, wanted.model, spec, wanted.output_tokens, keep=self._keep_times)
         self.tell(RequestArrived(job))
         if wanted.leaves_ns is not None:
             self.agenda.at(wanted.leaves_ns, self.tell, ClientLeft(request))
-        self._next(arrivals)
+
+    def _job(self, request: RequestId, model: ModelId, wanted: SimRequest) -> Job:
+        prompt, sampling = self._prompt(wanted.input_tokens), _SAMPLING
+        if wanted.output_tokens > sampling.max_tokens:
+            room = self._specs[model].manifest.context_tokens - len(prompt)
+            sampling = Sampling(max_tokens=room, stop_token_ids=(END,))
+        return Job(request, 1, model, prompt, sampling, wanted.at_ns, priority=wanted.priority)
 
     def _prompt(self, tokens: int) -> tuple[int, ...]:
         prompt = self._prompts.get(tokens)
@@ -247,12 +277,14 @@ class SimMarket:
         fate = self._fates.pop(ended.request)
         self._reused.forget(ended.request)
         job = fate.job
+        if self._images is not None:
+            self._images.ended(job.model)
         if ended.state is not State.FINISHED:
             self._left[ended.request] = fate.output_tokens
         self.records.append(
             Record(
                 request=job.request,
-                model=job.model,
+                model=fate.asked,
                 arrival_ns=job.arrival_ns,
                 input_tokens=len(job.prompt),
                 output_tokens=fate.output_tokens,
@@ -264,16 +296,18 @@ class SimMarket:
             )
         )
 
-    def _refused(self, job: Job, output_tokens: int) -> None:
+    def _unserved(self, job: Job, wanted: SimRequest, ended: str) -> None:
         """Nothing but its record is kept."""
+        if self._images is not None:
+            self._images.ended(job.model)
         self.records.append(
             Record(
                 request=job.request,
-                model=job.model,
+                model=wanted.model,
                 arrival_ns=job.arrival_ns,
                 input_tokens=len(job.prompt),
-                output_tokens=output_tokens,
-                ended=REFUSED,
+                output_tokens=wanted.output_tokens,
+                ended=ended,
                 on_time=0,
             )
         )
@@ -313,7 +347,7 @@ class SimMarket:
 
     def _tick(self) -> None:
         self._answer(self._memory.tick(self.agenda.now_ns))
-        if self._fates or self._awaited:
+        if self._fates or self._fetching or self._awaited:
             self.watch()
 
     # --- placement ----------------------------------------------------------------------------------------------------
@@ -322,7 +356,7 @@ class SimMarket:
         models, loads = self._core.sample()
         views = tuple([InstanceView(name, *self._devices[name], placed) for name, placed in loads.items()])
         self._place_as(PoolSampled(models, views))
-        if self._fates or self._awaited:
+        if self._fates or self._fetching or self._awaited:
             self.place()
 
     def _moved(self, moved: ModelMoved) -> None:

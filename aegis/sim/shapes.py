@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from aegis.core.ids import ModelId
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Slo
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Quantised, Slo, WeightsName, linear_bytes
 
 _ITEM_BYTES = 2  # bfloat16, as in all the papers
 
@@ -29,6 +29,13 @@ class ModelShape:
     tied: bool = False  # the output layer is the embedding
 
     @property
+    def linears(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of the linear weights of a layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = ((queries, self.hidden), (keys, self.hidden), (keys, self.hidden), (self.hidden, queries))
+        return (*attention, *((self.intermediate, self.hidden),) * 2, (self.hidden, self.intermediate))
+
+    @property
     def parameters(self) -> int:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys if self.qkv_bias else 0)
@@ -39,23 +46,35 @@ class ModelShape:
     def weight_bytes(self) -> int:
         return self.parameters * _ITEM_BYTES
 
+    def image_bytes(self, weights: WeightsName = "dense") -> int:
+        """Of the image that registering makes: linear weights packed, the last layer's if it has its own."""
+        packed = self.linears * self.layers + (() if self.tied else ((self.vocab, self.hidden),))
+        return self.weight_bytes - sum(
+            rows * columns * _ITEM_BYTES - linear_bytes(weights, rows, columns, _ITEM_BYTES) for rows, columns in packed
+        )
+
+    def adapter_bytes(self, rank: int) -> int:
+        """Of a LoRA adapter of all linear weights but the last layer's: two matrices of that rank for each."""
+        return self.layers * sum(rank * (rows + columns) * _ITEM_BYTES for rows, columns in self.linears)
+
     @property
     def kv(self) -> KvShape:
         return _kv_shape(self.layers, self.kv_heads, self.head_dim)
 
-    def spec(self, model: ModelId, slo: Slo) -> ModelSpec:
+    def spec(self, model: ModelId, slo: Slo, *, weights: WeightsName = "dense", beside_bytes: int = 0) -> ModelSpec:
         """As if registered from a checkpoint of its own, so that no two models share an image; its `root` is the
-        shape's name."""
-        return ModelSpec(
-            model=model, manifest=self._manifest(model), directory="", image_path="", root=self.name, slo=slo
-        )
+        shape's name. `beside_bytes` lie beside its image: those of adapters."""
+        image_bytes = self.image_bytes(weights) + beside_bytes
+        manifest = self._manifest(model, image_bytes, weights)
+        return ModelSpec(model=model, manifest=manifest, directory="", image_path="", root=self.name, slo=slo)
 
-    def _manifest(self, model: ModelId) -> Manifest:
+    def _manifest(self, model: ModelId, image_bytes: int, weights: WeightsName) -> Manifest:
+        packed = len(self.linears) * self.layers + (not self.tied)
         return Manifest(
             fingerprint=f"{self.name}/{model}",
             architecture=self.architecture,
             dtype="bfloat16",
-            image_bytes=self.weight_bytes,
+            image_bytes=image_bytes,
             tensors=(),
             kv=self.kv,
             context_tokens=self.context_tokens,
@@ -64,6 +83,7 @@ class ModelShape:
             hidden_size=self.hidden,
             intermediate_size=self.intermediate,
             parameters=self.parameters,
+            quantised=None if weights == "dense" else Quantised(weights, packed, 1.0, 0.0),
         )
 
 

@@ -17,6 +17,7 @@ from aegis.core.role import Role
 from aegis.policies import Policy, Recipe, Site
 from aegis.sim.compute_shares import SharedBandwidth
 from aegis.sim.event_queue import NEVER_NS, EventQueue
+from aegis.sim.fetched_images import Fetch, FetchedImages
 from aegis.sim.flows import Bus, Link
 from aegis.sim.gpu_costs import GpuSpec
 from aegis.sim.instance import SimInstance
@@ -41,13 +42,18 @@ from proxy.routing.router import Router
 
 PAGE_BYTES = 2 << 20
 ADDRESS_PAGES = 1 << 30
+FETCH_BYTES_PER_S = 1_250_000_000
+"""From a registry, where nobody says otherwise: a network of 10 Gbit/s."""
+
 _PEER_WORDS = PeerWords(requests=((),) * PEERS_MAX, staged=0)  # pieces are not simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Instances, dealt in turn to `devices` GPUs or each with one of its own; `host_kv_bytes` of host memory for all of
-    them. `hardware` is what the estimators believe at first, where that is not the GPU's."""
+    them. `hardware` is what the estimators believe at first, where that is not the GPU's. Requests for `adapters` run
+    with their base. The bytes of checkpoints that are `fetched` with a first request come at `fetch_bytes_per_s` for
+    all of them, to a cache of `cache_bytes` on the node."""
 
     recipe: Recipe
     gpu: GpuSpec
@@ -72,11 +78,20 @@ class Pool:
     refuses_late: bool = False  # its proxy refuses who would be late
     sample_ns: int = 0  # look at the host's slabs so often; 0: never
     rates: Mapping[ModelId, float] = field(default_factory=dict)  # as policies expect them, tokens per second
+    adapters: Mapping[ModelId, ModelId] = field(default_factory=dict)  # and their bases
+    fetched: Mapping[ModelId, int] = field(default_factory=dict)  # bytes of lazy models
+    fetch_bytes_per_s: int = FETCH_BYTES_PER_S
+    cache_bytes: int = 0  # 0: it has no bounds
 
     def instances(self) -> dict[InstanceId, Role]:
         """In order."""
         counts = {Role.PREFILL: self.prefills, Role.DECODE: self.decodes, Role.MIXED: self.mixed}
         return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}
+
+    def named(self) -> dict[ModelId, ModelSpec]:
+        """All that can be asked for, an adapter as its base."""
+        specs = {spec.model: spec for spec in self.specs}
+        return specs | {name: specs[base] for name, base in self.adapters.items()}
 
     def budget(self) -> Budget:
         return Budget(
@@ -146,6 +161,7 @@ class Outcome:
     samples: list[HostUse]
     decisions: list[Decision]
     moves: list[ModelMoved] = field(default_factory=list)
+    fetches: list[Fetch] = field(default_factory=list)
 
 
 def simulate(
@@ -168,6 +184,7 @@ def simulate(
         give_up_ns=pool.recipe.give_up_ns,
         explains=pool.explains,
     )
+    images = _images(pool, agenda)
     market = SimMarket(
         router,
         agenda,
@@ -181,6 +198,8 @@ def simulate(
         reuses=pool.reuses,
         placement=_placement(pool, site, hardware),
         refuses_late=pool.refuses_late,
+        adapters=pool.adapters,
+        images=images,
     )
     for spec in pool.specs:
         market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
@@ -192,10 +211,28 @@ def simulate(
     with _uncollected():
         market.run(arrivals)
     counters = {name: asdict(core.counters) for name, core in cores.items()}
-    samples = sampler.samples if sampler else []
-    spans = market.spans or []
     return Outcome(
-        market.records, market.switches, spans, counters, agenda.now_ns, samples, market.decided, market.moves
+        market.records,
+        market.switches,
+        market.spans or [],
+        counters,
+        agenda.now_ns,
+        sampler.samples if sampler else [],
+        market.decided,
+        market.moves,
+        images.fetches if images else [],
+    )
+
+
+def _images(pool: Pool, agenda: EventQueue) -> FetchedImages | None:
+    if not pool.fetched:
+        return None
+    return FetchedImages(
+        agenda,
+        bytes_per_s=pool.fetch_bytes_per_s,
+        limit_bytes=pool.cache_bytes,
+        fetched=pool.fetched,
+        images={spec.model: spec.manifest.image_bytes for spec in pool.specs},
     )
 
 

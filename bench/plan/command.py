@@ -7,13 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.simulate.common_options import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+from bench.simulate.common_options import (
+    CacheSize,
+    Costs,
+    Fetch,
+    Gpu,
+    Jobs,
+    Lazy,
+    Link,
+    Models,
+    SloText,
+    Trace,
+    Weights,
+    Workload,
+)
 
 
 def plan(
     workload: Workload = None,
     trace: Trace = None,
     models: Models = None,
+    weights: Weights = None,
+    lazy: Lazy = False,
+    fetch: Fetch = None,
+    cache_size: CacheSize = None,
     gpu: Gpu = None,
     slo: SloText = None,
     policy: Annotated[

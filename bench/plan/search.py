@@ -29,11 +29,15 @@ _MOST = 64
 
 class Use(Struct, frozen=True):
     """Of a simulation: `link_busy` is the share of the time in which a GPU's link brings weights or KV in, on average;
-    `kv_bytes` what the KV of all requests between their first and last token has at the most."""
+    `kv_bytes` what the KV of all requests between their first and last token has at the most. Lazy models took so many
+    `fetches` of `fetched_bytes` in all, and others `unfetched` for which there was no room."""
 
     figures: Figures
     link_busy: float
     kv_bytes: int
+    fetches: int = 0
+    fetched_bytes: int = 0
+    unfetched: int = 0
 
 
 class Need(Struct, frozen=True):
@@ -121,8 +125,16 @@ def _use(setting: Setting) -> Use:
     outcome, pool = run(setting, keep_times=True), pool_of(setting)
     spans = instances(outcome.spans)
     busy = sum(link(own, INWARDS, outcome.ended_ns).busy for own in spans.values())
-    token_bytes = {spec.model: spec.manifest.kv.token_bytes for spec in pool.specs}
-    return Use(figures(outcome), round(busy / len(pool.instances()), 6), most_kv_bytes(outcome.records, token_bytes))
+    token_bytes = {name: spec.manifest.kv.token_bytes for name, spec in pool.named().items()}
+    fetches = [each for each in outcome.fetches if each.nbytes]
+    return Use(
+        figures(outcome),
+        round(busy / len(pool.instances()), 6),
+        most_kv_bytes(outcome.records, token_bytes),
+        len(fetches),
+        sum(each.nbytes for each in fetches),
+        sum(each.refused for each in outcome.fetches),
+    )
 
 
 def most_kv_bytes(records: Iterable[Record], token_bytes: Mapping[ModelId, int]) -> int:

@@ -113,8 +113,17 @@ def memory(answer: Plan) -> str:
         f"Weights {size(answer.weight_bytes)}, of the largest model {size(answer.largest_bytes)}; KV up to "
         f"{size(first.use.kv_bytes)} at once; {gpus} × {answer.gpu} hold {size(gpus * answer.gpu_bytes)}.\n"
         f"Host memory of {size(host)} keeps all of it one copy away; links bring in weights and KV for "
-        f"{percent(first.use.link_busy)} of the time."
+        f"{percent(first.use.link_busy)} of the time.{fetches(answer)}"
     )
+
+
+def fetches(answer: Plan) -> str:
+    """A line where there were any."""
+    use = answer.needs[0].use
+    if not use.fetches and not use.unfetched:
+        return ""
+    refused = f"; {count(use.unfetched, 'fetch', 'fetches')} found no room (--cache-size)" if use.unfetched else ""
+    return f"\nLazy models took {count(use.fetches, 'fetch', 'fetches')} of {size(use.fetched_bytes)}{refused}."
 
 
 def _cells(need: Need) -> tuple[str, ...]:

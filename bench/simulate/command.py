@@ -7,7 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.simulate.common_options import Costs, Gpu, Jobs, Link, Models, SloText, Trace, Workload
+from bench.simulate.common_options import (
+    CacheSize,
+    Costs,
+    Fetch,
+    Gpu,
+    Jobs,
+    Lazy,
+    Link,
+    Models,
+    SloText,
+    Trace,
+    Weights,
+    Workload,
+)
 
 _INSTANCES_MAX = 10_000
 
@@ -53,6 +66,10 @@ def simulate(
     ] = None,
     gpu: Gpu = None,
     models: Models = None,
+    weights: Weights = None,
+    lazy: Lazy = False,
+    fetch: Fetch = None,
+    cache_size: CacheSize = None,
     slo: SloText = None,
     give_up: Annotated[
         float | None,

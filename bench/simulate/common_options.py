@@ -22,4 +22,23 @@ Costs = Annotated[Path | None, typer.Option(metavar="FILE", help="Step costs tha
 Link = Annotated[
     float | None, typer.Option(metavar="GB", min=0.001, max=1e6, help="GB/s of each GPU's link. [default: its own]")
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORM", help="Of models that do not say: dense, int8, int4, int4-g64, int4-g32. [default: dense]"
+    ),
+]
+Lazy = Annotated[
+    bool, typer.Option("--lazy", help="Models that do not say otherwise are fetched with their first request.")
+]
+Fetch = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB", min=0.001, max=1e6, help="GB/s at which lazy models come, all together. [default: 1.25]"
+    ),
+]
+CacheSize = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Of fetched models on the node; the longest unused leave. [default: no bound]"),
+]
 Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Simulations at a time. [default: one per core]")]

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec import Struct
 
+from aegis.config.sizes import parse_size
 from aegis.config.slo import parse_slo
 from aegis.config.values import DEFAULT_POLICY
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.core.model import WeightsName
 from aegis.core.role import Roles
 from aegis.policies import RECIPES, published, recipe
 from aegis.sim.faults.plan import EVERY, Kind, kinds_of
@@ -56,6 +58,7 @@ _OF_A_SETTING = (
     "peer_loads",
     "placement",
     "refuse_late",
+    "lazy",
 )
 _FILES = ("json", "plot", *_OF_ONE)
 _OF_A_SUITE = ("trace_dir", "tiny")
@@ -78,6 +81,10 @@ _NOT_OF_A_SUITE = (
     "peer_loads",
     "placement",
     "refuse_late",
+    "weights",
+    "lazy",
+    "fetch",
+    "cache_size",
     "sweep",
     *_OF_ONE,
 )
@@ -97,6 +104,10 @@ _NOT_OF_CELLS = (
     "peer_loads",
     "placement",
     "refuse_late",
+    "weights",
+    "lazy",
+    "fetch",
+    "cache_size",
 )
 _SEARCH_SEEDS = 3
 _MEASURED = "measured"
@@ -282,6 +293,7 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
         said["link_bytes_per_s"] = round(given["link"] * 1e9)
     if given.get("switch") is not None:
         said["switch_ns"] = round(given["switch"] * NS_PER_S)
+    said |= _stored(given)
     if given.get("noise") is not None:
         said["noise"] = _noise(given["noise"], given.get("costs"))
     if given.get("roles"):
@@ -289,6 +301,23 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Any]:
     if given.get("mixed") is None and {"prefill", "decode"} & set(said):
         said["mixed"] = said.get("prefill", 6) + said.get("decode", 10)
         said["counted"] = True
+    return said
+
+
+def _stored(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How weights are stored, and how they come. Raises UserError."""
+    said: dict[str, Any] = {}
+    if weights := given.get("weights"):
+        if weights not in get_args(WeightsName):
+            raise UserError(f"--weights {weights}: should be one of {', '.join(get_args(WeightsName))}")
+        said["weights"] = weights
+    if given.get("fetch"):
+        said["fetch_bytes_per_s"] = round(given["fetch"] * 1e9)
+    if given.get("cache_size"):
+        try:
+            said["cache_bytes"] = parse_size(given["cache_size"])
+        except ValueError as error:
+            raise UserError(f"--cache-size: {error}") from None
     return said
 
 

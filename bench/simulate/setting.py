@@ -16,14 +16,14 @@ from msgspec.structs import replace as replace_fields
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec, Slo
+from aegis.core.model import ModelSpec, Slo, WeightsName
 from aegis.core.role import Roles
 from aegis.policies import UNMOVED, Policy, Recipe, Site, placement, recipe
-from aegis.sim.catalogue import models
+from aegis.sim.catalogue import catalogue
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
 from aegis.sim.rival_engines import with_engine
-from aegis.sim.simulation import Outcome, Pool, simulate
+from aegis.sim.simulation import FETCH_BYTES_PER_S, Outcome, Pool, simulate
 from bench.common.numbers import size
 from bench.workloads import prefix_traces, spec, traces
 from bench.workloads.arrival import Arrival
@@ -54,6 +54,10 @@ _SELDOM = (
     "slos",
     "trace_models",
     "rules",
+    "weights",
+    "lazy",
+    "fetch_bytes_per_s",
+    "cache_bytes",
 )
 """Only written where they are set, so that older results can be told to be of the same setting."""
 
@@ -78,7 +82,9 @@ class Setting:
     `trace_speed` times as fast its first `trace_s` seconds, and of its models `trace_models`, evenly from those that
     are asked for the most to those that seldom are. `named_shapes` are pairs of a text and a shape: of models with the
     text in their names. `noise` is the standard deviation of runs, as a share of what they take; None: none. With a
-    `load`, there are so many times as many requests (`bench.workloads.load`)."""
+    `load`, there are so many times as many requests (`bench.workloads.load`). Models that do not say otherwise have
+    these `weights` and, if `lazy`, are fetched with their first request, `fetch_bytes_per_s` for all of them together,
+    to a cache of `cache_bytes`."""
 
     policy: str
     workload: str | None = None
@@ -119,6 +125,10 @@ class Setting:
     slos: tuple[tuple[ModelId, Slo], ...] = ()
     trace_models: int | None = None
     rules: tuple[tuple[str, Any], ...] = ()
+    weights: WeightsName | None = None
+    lazy: bool = False
+    fetch_bytes_per_s: int | None = None
+    cache_bytes: int | None = None
 
     def conditions(self) -> dict[str, Any]:
         """All but the policy, as it is written into results."""
@@ -133,7 +143,7 @@ class Setting:
 def run(setting: Setting, *, keep_times: bool = False, sample_ns: int = 0, explains: bool = False) -> Outcome:
     """Raises UserError, one line, where something of the setting does not fit."""
     pool = replace(pool_of(setting), keep_times=keep_times, keep_spans=True, sample_ns=sample_ns, explains=explains)
-    return simulate(pool, _wanted(_arrivals_of(setting), {spec.model: spec for spec in pool.specs}))
+    return simulate(pool, _wanted(_arrivals_of(setting), pool.named()))
 
 
 def pool_of(setting: Setting) -> Pool:
@@ -145,11 +155,15 @@ def pool_of(setting: Setting) -> Pool:
     if setting.placement_rules and known.placement:
         known = replace(known, placement=partial(_ruled_placement, known.placement, dict(setting.placement_rules)))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
-    specs = tuple(
-        models(
-            setting.models, asked={arrival.model for arrival in asked}, slo=setting.slo, instead=setting.named_shapes
-        )
+    found = catalogue(
+        setting.models,
+        asked={arrival.model for arrival in asked},
+        slo=setting.slo,
+        instead=setting.named_shapes,
+        weights=setting.weights or "dense",
+        lazy=setting.lazy,
     )
+    specs = found.specs
     if setting.slos:
         own = dict(setting.slos)
         specs = tuple(replace_fields(each, slo=own.get(each.model, each.slo)) for each in specs)
@@ -166,10 +180,15 @@ def pool_of(setting: Setting) -> Pool:
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
         migrates=known.always_migrates,
-        rates=_rates(asked) if known.rated else {},
+        rates=_rates(asked, found.adapters) if known.rated else {},
         refuses_late=setting.refuse_late,
+        adapters=found.adapters,
+        fetched=found.fetched,
+        fetch_bytes_per_s=setting.fetch_bytes_per_s or FETCH_BYTES_PER_S,
+        cache_bytes=setting.cache_bytes or 0,
     )
     _check_fits(pool)
+    _check_cached(setting, pool)
     _uncosted(setting, pool.specs)
     return pool
 
@@ -224,6 +243,23 @@ def _check_fits(pool: Pool) -> None:
             )
 
 
+def _check_cached(setting: Setting, pool: Pool) -> None:
+    """A lazy model that can never be fetched is a mistake, as it is where it is served."""
+    for option, given in (("--fetch", setting.fetch_bytes_per_s), ("--cache-size", setting.cache_bytes)):
+        if given is not None and not pool.fetched:
+            raise UserError(f"{option} is of lazy models: give --lazy, or lazy: true in the file of --models")
+    if not pool.cache_bytes or not pool.fetched:
+        return
+    held = sum(spec.manifest.image_bytes for spec in pool.specs if spec.model not in pool.fetched)
+    largest = max(pool.fetched, key=lambda model: (pool.fetched[model], model))
+    if held + 2 * pool.fetched[largest] > pool.cache_bytes:
+        beside = f" beside {size(held)} of models that are not lazy" if held else ""
+        raise UserError(
+            f"--cache-size {size(pool.cache_bytes)}: {largest} takes {size(2 * pool.fetched[largest])} in it, fetched "
+            f"and as an image{beside}"
+        )
+
+
 def _gpu(setting: Setting) -> GpuSpec:
     known = with_costs(gpu(setting.gpu), Path(setting.costs)) if setting.costs else gpu(setting.gpu)
     if (rate := setting.link_bytes_per_s) is not None:
@@ -257,11 +293,12 @@ def _ruled_placement(make: Callable[[Site], PlacementPolicy], rules: Mapping[str
     return cast(PlacementPolicy, replace(made, rules=replace(made.rules, **rules)))
 
 
-def _rates(asked: Sequence[Arrival]) -> dict[ModelId, float]:
+def _rates(asked: Sequence[Arrival], adapters: Mapping[ModelId, ModelId]) -> dict[ModelId, float]:
     """The tokens per second that each model is asked for on average: what its operator knows beforehand."""
     span_s, tokens = max(asked[-1].at_ns - asked[0].at_ns, NS_PER_S) / NS_PER_S if asked else 1.0, dict[ModelId, int]()
     for each in asked:
-        tokens[each.model] = tokens.get(each.model, 0) + each.input_tokens + each.output_tokens
+        model = adapters.get(each.model, each.model)
+        tokens[model] = tokens.get(model, 0) + each.input_tokens + each.output_tokens
     return {model: total / span_s for model, total in sorted(tokens.items())}
 
 

@@ -10,12 +10,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from aegis.core.model import WeightsName
+from aegis.core.model import WeightsName, group_of, is_whole
 
-GROUPS = (128, 64, 32)
-"""Sizes of groups that the kernels for 4 bits know."""
-
-_VECTOR = 16
 _MIDDLE = 8  # of the 16 values of 4 bits
 _LARGEST = 15
 
@@ -56,16 +52,9 @@ def check(integers: Integers) -> None:
         raise ValueError("its scales or zeros are not finite")
 
 
-def group_of(weights: WeightsName, columns: int) -> int | None:
-    """The group in which rows of so many columns are quantised to 4 bits; None: to 8 bits, with a scale a row."""
-    asked = {"int4": 128, "int4-g64": 64, "int4-g32": 32}.get(weights, 0)
-    return next((group for group in GROUPS if group <= asked and columns % group == 0), None)
-
-
 def whole(matrix: torch.Tensor) -> bool:
     """Whether kernels take it: they read whole vectors, also beyond its end."""
-    rows, columns = matrix.shape
-    return rows % _VECTOR == 0 and columns % _VECTOR == 0
+    return is_whole(*matrix.shape)
 
 
 def quantise(weight: torch.Tensor, weights: WeightsName) -> Integers | None:

@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import linear
 
 from aegis.core.errors import ModelRefused
-from aegis.core.model import TensorEntry
+from aegis.core.model import GROUPS, TensorEntry
 from aegis.engine.packed_linear import bytes_of, described
 from aegis.engine.quantised import digits
 from aegis.engine.quantised.blocks import (
@@ -28,7 +28,7 @@ from aegis.engine.quantised.blocks import (
     of_halves,
     of_split,
 )
-from aegis.engine.quantised.integers import GROUPS, Integers, check, whole
+from aegis.engine.quantised.integers import Integers, check, whole
 
 _SCALES = "scales"
 _TILE_ROWS = 512

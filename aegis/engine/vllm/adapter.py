@@ -89,9 +89,9 @@ def configure(directory: Path, *, dtype: str, context_tokens: int | None, block_
     except _REFUSALS as error:
         raise ModelRefused(f"vLLM cannot serve it: {_line(error)}") from error
     if kind.__module__.startswith(_TRANSFORMERS):  # it alters classes of transformers' for the whole process
-        raise ModelRefused(f"vLLM has no {name} of its own and would run transformers': serve it with that engine")
+        raise ModelRefused(f"vLLM has no {name} of its own and would run transformers'")
     if config.model_config.is_moe and on_cpu():
-        raise ModelRefused("on a CPU vLLM packs experts into memory of its own: serve it with transformers")
+        raise ModelRefused("on a CPU vLLM packs experts into memory of its own")
     if config.model_config.quantization is not None:
         raise ModelRefused(f"{config.model_config.quantization} weights are in memory of vLLM's own once loaded")
     _initialise(config)
@@ -126,6 +126,11 @@ def _building(config: VllmConfig) -> Iterator[None]:
     try:
         with set_current_vllm_config(config):
             yield
+    except NotImplementedError as error:  # what torch says of the bytes of tensors that have none
+        raise ModelRefused(
+            "vLLM computes some of its tensors while it builds it, and they would have no bytes: the transformers "
+            "engine may serve it"
+        ) from error
     except _REFUSALS as error:
         raise ModelRefused(f"vLLM cannot build it: {_line(error)}") from error
     finally:
@@ -303,4 +308,8 @@ if on_cpu():
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    """Without what its validation puts before and behind the reason."""
+    told = " ".join(str(error).split()).rpartition("Value error, ")[2]
+    for behind in (" [type=", " Supported architectures:"):
+        told = told.partition(behind)[0]
+    return told.rstrip(".")[:300] or type(error).__name__

@@ -158,16 +158,25 @@ class GgufFile:
         return mapped.reshape(-1, block.nbytes)
 
 
-def read_header(path: Path) -> GgufFile:
+class HeaderGoesOn(ModelRefused):
+    """There is more of the header than is known of the file."""
+
+
+def read_header(path: Path, *, known_bytes: int | None = None) -> GgufFile:
     """Raises ModelRefused, in a line that does not repeat the path, for what is no GGUF file, is cut off, or says what
-    cannot be; OSError if it cannot be read."""
+    cannot be; OSError if it cannot be read. If only so many bytes of the file are known, the others being empty, it
+    raises HeaderGoesOn where the header takes more."""
     with path.open("rb") as file:
         nbytes = file.seek(0, 2)
         if nbytes < 24:
             raise ModelRefused("it is no GGUF file: it is too short")
         most = min(nbytes, HEADER_BYTES_MAX)
-        with mmap.mmap(file.fileno(), most, access=mmap.ACCESS_READ) as mapped:
-            return _read(path, _Reader(mapped, "the header", whole=most == nbytes), nbytes)
+        known = most if known_bytes is None else min(most, known_bytes)
+        with mmap.mmap(file.fileno(), known, access=mmap.ACCESS_READ) as mapped:
+            try:
+                return _read(path, _Reader(mapped, "the header", whole=most == nbytes), nbytes)
+            except _CutOff as refusal:
+                raise HeaderGoesOn(refusal.message) if known < most else refusal from None
 
 
 def _read(path: Path, reader: _Reader, nbytes: int) -> GgufFile:
@@ -252,6 +261,10 @@ def _placed(
         yield name, Place(kind, shape, start + offset, size)
 
 
+class _CutOff(ModelRefused):
+    """Something ends behind the end of what can be read."""
+
+
 class _Reader:
     """Reads one thing after the other; never beyond the end. `whole`: the bytes are the whole of the file."""
 
@@ -320,10 +333,8 @@ class _Reader:
         start = self.at
         if nbytes > self._nbytes - start:
             if self._whole:
-                raise ModelRefused(f"{self._what} is cut off, or wrong at byte {start}; fetch the file again")
-            raise ModelRefused(
-                f"{self._what} has more than {HEADER_BYTES_MAX >> 20} MiB, which is the most that is read"
-            )
+                raise _CutOff(f"{self._what} is cut off, or wrong at byte {start}; fetch the file again")
+            raise _CutOff(f"{self._what} has more than {HEADER_BYTES_MAX >> 20} MiB, which is the most that is read")
         self.at += nbytes
         return start
 

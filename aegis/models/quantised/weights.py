@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from aegis.core.errors import ModelRefused
-from aegis.engine.quantised.integers import GROUPS, Integers, whole
+from aegis.core.model import GROUPS
+from aegis.engine.quantised.integers import Integers, whole
 
 ROWS = 256
 """Made floats at a time; even, for two neighbours may share a byte."""

@@ -38,6 +38,7 @@ class Bucket:
         self._client = session.client("s3", region_name=region, config=Config(**how))
         self._bucket = address.bucket
         self._prefix = address.prefix and address.prefix + "/"
+        self._file = address.file
 
     async def listing(self, client: httpx.AsyncClient) -> Listing:
         """Raises ModelRefused."""
@@ -46,10 +47,10 @@ class Bucket:
         if found.named(SUMS):
             got = await self._ask(partial(self._client.get_object, Bucket=self._bucket, Key=self._prefix + SUMS))
             sums = read_sums((await asyncio.to_thread(got["Body"].read)).decode("utf-8", "replace"))
-        needed = {file.name for file in beside_weights(found)}
+        needed = {self._file} if self._file else {file.name for file in beside_weights(found)}
         files = []
         for file in found.files:
-            if file.name in needed or file.name.endswith(".safetensors"):
+            if file.name in needed or (file.name.endswith(".safetensors") and not self._file):
                 files.append(await self._headed(file, sums.get(file.name)))
             else:
                 files.append(file)

@@ -15,13 +15,14 @@ from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
-from aegis.models.checkpoint import Checkpoint, open_checkpoint
+from aegis.models.checkpoint import Checkpoint, gguf_bytes, open_checkpoint, open_gguf_checkpoint
 from aegis.models.disk_cache import use
 from aegis.models.place import FETCH_S, LOCK_S, Looked, Report
 from aegis.models.remote.address import Address, BucketAddress, HubAddress, WebAddress, parse
 from aegis.models.remote.download import Download
-from aegis.models.remote.http import Away, new_client
-from aegis.models.remote.listing import CONFIG, INDEX, Listing, RemoteFile, beside_weights, weights
+from aegis.models.remote.gguf_look import look
+from aegis.models.remote.http import Away, new_client, read_part
+from aegis.models.remote.listing import CONFIG, INDEX, Listing, RemoteFile, beside_weights, gguf_in, weights
 from aegis.models.remote.stored import Stored
 
 _MIB = 1 << 20
@@ -68,7 +69,7 @@ class RemoteCheckpoint:
         """What came until it is refused stays for the next time."""
         with self._locked() as stored:
             asyncio.run(self._download(_registry(self._address), stored, [*self._small, *self._weights]))
-            open_checkpoint(stored.files)
+            open_checkpoint(stored.files / self._weights[0].name if self._address.file else stored.files)
             use(self.entry)
             digests = tuple(stored.record.kept[file.name].sha256 for file in self._own_weights)
             return replace(self._looked(stored), digests=digests, missing_bytes=0)
@@ -84,18 +85,39 @@ class RemoteCheckpoint:
         registry = _registry(self._address)
         async with new_client() as client:
             listing = await registry.listing(client)
-            self._small = tuple(beside_weights(listing))
-            await self._download(registry, stored, self._small, client)
-        index = _read(stored.files / INDEX) if listing.named(INDEX) else None
-        self._weights = tuple(sorted(weights(listing, index), key=lambda file: file.name))
+            if self._address.file:
+                file = gguf_in(listing, self._address.file)
+                await self._look_at(registry, stored, client, file)
+                self._small, self._weights = (), (file,)
+            else:
+                self._small = tuple(beside_weights(listing))
+                await self._download(registry, stored, self._small, client)
+                index = _read(stored.files / INDEX) if listing.named(INDEX) else None
+                self._weights = tuple(sorted(weights(listing, index), key=lambda file: file.name))
         for file in self._weights:
-            if file.size_bytes is None:
-                raise ModelRefused(f"{file.name}: its source does not say how large it is")
+            _refuse_without_size(file)
         stored.record.revision = listing.revision
         stored.record.small = [file.name for file in self._small]
         stored.record.weights = [file.name for file in self._weights]
         stored.only(file.name for file in (*self._small, *self._weights))
         stored.write()
+
+    async def _look_at(self, registry: Registry, stored: Stored, client: httpx.AsyncClient, file: RemoteFile) -> None:
+        """The header of a GGUF file, unless it was looked at before and is the same still."""
+        size_bytes = _refuse_without_size(file)
+        if stored.header.is_file() and file.tag is not None and file.tag == stored.record.looked_at:
+            return
+        self._report("reading its header", FETCH_S)
+
+        async def part(start: int, stop: int) -> bytes:
+            url, headers = await registry.locate(file)
+            return await read_part(client, url, headers, start=start, stop=stop)
+
+        try:
+            await look(stored.header, size_bytes, part)
+        except OSError as error:
+            raise ModelRefused(f"{stored.directory} cannot be written: {error.strerror or error}") from error
+        stored.record.looked_at = file.tag
 
     def _remembered(self, stored: Stored) -> bool:
         """Whether it was fetched before, as a whole."""
@@ -109,15 +131,24 @@ class RemoteCheckpoint:
         return all(stored.has(file) for file in self._small)
 
     def _looked(self, stored: Stored) -> Looked:
-        config = _read(stored.files / CONFIG)
-        if not isinstance(config, dict):
-            raise ModelRefused(f"{CONFIG}: expected a JSON object")
-        checkpoint = Checkpoint(stored.files, config, tuple(stored.files / file.name for file in self._own_weights))
+        checkpoint = self._checkpoint(stored)
         digests = [file.sha256 or stored.sha256(file) for file in self._own_weights]
         missing = sum((file.size_bytes or 0) for file in self._weights if not stored.has(file))
         missing -= sum(stored.have_bytes(file) for file in self._weights)
         weights_bytes = sum(file.size_bytes or 0 for file in self._weights)
+        if checkpoint.gguf:
+            weights_bytes = gguf_bytes(checkpoint.gguf, weights_bytes)
         return Looked(checkpoint, weights_bytes, True, tuple(digests) if all(digests) else (), max(0, missing))
+
+    def _checkpoint(self, stored: Stored) -> Checkpoint:
+        """As far as it is here: the weights may not be."""
+        own = tuple(stored.files / file.name for file in self._own_weights)
+        if self._address.file:
+            return open_gguf_checkpoint(own[0] if own[0].is_file() else stored.header, own[0])
+        config = _read(stored.files / CONFIG)
+        if not isinstance(config, dict):
+            raise ModelRefused(f"{CONFIG}: expected a JSON object")
+        return Checkpoint(stored.files, config, own)
 
     @property
     def _own_weights(self) -> list[RemoteFile]:
@@ -143,6 +174,10 @@ def _registry(address: Address) -> Registry:
             from aegis.models.remote.hub import Hub
 
             return Hub(address)
+        case WebAddress() if address.file:
+            from aegis.models.remote.web import File
+
+            return File(address)
         case WebAddress(url) if url.endswith(".tar"):
             from aegis.models.remote.tar import Tar
 
@@ -155,6 +190,12 @@ def _registry(address: Address) -> Registry:
             from aegis.models.remote.bucket import Bucket
 
             return Bucket(address)
+
+
+def _refuse_without_size(file: RemoteFile) -> int:
+    if file.size_bytes is None:
+        raise ModelRefused(f"{file.name}: its source does not say how large it is")
+    return file.size_bytes
 
 
 def _read(file: Path) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import httpx
 
 from aegis.core.errors import ModelRefused
 
+_Taken = TypeVar("_Taken")
+_THERE = (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT)
 LIST_BYTES_MAX = 64 << 20
 _TRIES = 4
 _FIRST_WAIT_S = 0.5
@@ -43,25 +45,60 @@ async def read(
     client: httpx.AsyncClient, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET"
 ) -> httpx.Response:
     """The whole answer, which is a list or a small file. Raises Gone, and Away after some tries."""
+
+    async def whole(response: httpx.Response) -> httpx.Response:
+        body = bytearray()
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > LIST_BYTES_MAX:
+                raise ModelRefused(f"{host_of(url)} answers a list with more than {LIST_BYTES_MAX >> 20} MiB")
+        told = httpx.Headers([pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"])
+        return httpx.Response(response.status_code, headers=told, content=bytes(body))
+
+    return await _asked(client, method, url, dict(headers or {}), whole)
+
+
+async def read_part(client: httpx.AsyncClient, url: str, headers: Mapping[str, str], *, start: int, stop: int) -> bytes:
+    """The bytes `[start, stop)` of a file; of a server that sends no parts what comes before them is passed over.
+    Raises Gone, and Away after some tries."""
+
+    async def part(response: httpx.Response) -> bytes:
+        at = start if response.status_code == httpx.codes.PARTIAL_CONTENT else 0
+        if start - at > LIST_BYTES_MAX:
+            raise ModelRefused(f"{host_of(url)} sends no parts of files, and what is needed first comes too late")
+        body = bytearray()
+        async for chunk in response.aiter_raw():
+            body += chunk[max(0, start - at) :]
+            at += len(chunk)
+            if len(body) >= stop - start:
+                break
+        return bytes(body[: stop - start])
+
+    asked = {name: value for name, value in headers.items() if name.lower() != "if-range"}
+    return await _asked(client, "GET", url, asked | {"Range": f"bytes={start}-{stop - 1}"}, part)
+
+
+async def _asked(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    headers: dict[str, str],
+    take: Callable[[httpx.Response], Awaitable[_Taken]],
+) -> _Taken:
+    """What `take` makes of the answer. Raises Gone, and Away after some tries."""
     reason = ""
     for attempt in range(_TRIES):
         if attempt:
             await asyncio.sleep(_FIRST_WAIT_S * 2 ** (attempt - 1))
         try:
-            async with client.stream(method, url, headers=dict(headers or {})) as response:
+            async with client.stream(method, url, headers=headers) as response:
                 if response.status_code in BUSY:
                     reason = f"answers {response.status_code}"
                     continue
-                if response.status_code != httpx.codes.OK:
+                if response.status_code not in _THERE:
                     code = response.status_code
                     raise Gone(f"{host_of(url)} answers {code} to {method} {httpx.URL(url).path}", code)
-                body = bytearray()
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > LIST_BYTES_MAX:
-                        raise ModelRefused(f"{host_of(url)} answers a list with more than {LIST_BYTES_MAX >> 20} MiB")
-                told = httpx.Headers([pair for pair in response.headers.multi_items() if pair[0] != "content-encoding"])
-                return httpx.Response(response.status_code, headers=told, content=bytes(body))
+                return await take(response)
         except httpx.HTTPError as error:
             reason = f"cannot be reached ({why(error)})"
         except httpx.InvalidURL:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
 from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX
@@ -21,6 +22,8 @@ CONFIG = "config.json"
 SUMS = "SHA256SUMS"
 """Many folders have one: a line for each file, its sha256 and its name."""
 
+_GGUF = ".gguf"
+_SHOWN = 5
 _TEXT = (".json", ".jinja")
 _VOCABULARY = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
 _WORD_LISTS = ("merges.txt", "vocab.txt")
@@ -73,7 +76,9 @@ def beside_weights(listing: Listing) -> list[RemoteFile]:
         if file.size_bytes is not None and file.size_bytes > most:
             raise ModelRefused(f"{file.name} has {file.size_bytes >> 20} MiB, at most {most >> 20} are read")
     if listing.named(CONFIG) is None:
-        raise ModelRefused(f"there is no {CONFIG}, so it is not a checkpoint")
+        ggufs = sorted(file.name for file in listing.files if file.name.endswith(_GGUF))
+        hint = f"; it has GGUF files, of which an address may name one, as …/{ggufs[0]}" if ggufs else ""
+        raise ModelRefused(f"there is no {CONFIG}, so it is not a checkpoint{hint}")
     return found
 
 
@@ -102,6 +107,17 @@ def weights(listing: Listing, index: Any) -> list[RemoteFile]:
             raise ModelRefused(f"the shard {shard}, named in {INDEX}, is missing")
         found.append(file)
     return [*found, *parts]
+
+
+def gguf_in(listing: Listing, name: str) -> RemoteFile:
+    """The file that an address names, by its own name alone. Raises ModelRefused."""
+    refuse_climbing([name])
+    found = listing.named(name)
+    if found is None:
+        others = sorted(file.name for file in listing.files if file.name.endswith(_GGUF))
+        known = f"; it has {', '.join(others[:_SHOWN])}" + (", …" if len(others) > _SHOWN else "") if others else ""
+        raise ModelRefused(f"there is no file {name}{known}")
+    return replace(found, name=PurePosixPath(name).name)
 
 
 def read_sums(text: str) -> dict[str, str]:

@@ -35,6 +35,9 @@ class Record(Struct):
     begun: dict[str, str | None] = {}
     """The tags of those that are partly there."""
 
+    looked_at: str | None = None
+    """The tag of the GGUF file whose header lies beside."""
+
 
 def key_of(source: str) -> str:
     return hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
@@ -47,6 +50,7 @@ class Stored:
         self.directory = cache_dir / "checkpoints" / key_of(source)
         self.files = self.directory / "files"
         self._partial = self.directory / "partial"
+        self.header = self.directory / "header.gguf"
         self.record = self._read() or Record(source)
         if self.record.source != source:
             self.record = Record(source)

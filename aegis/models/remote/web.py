@@ -1,9 +1,10 @@
-"""Checkpoints behind any web server: a folder whose index is JSON or a page of links."""
+"""Checkpoints behind any web server: a folder whose index is JSON or a page of links, or one GGUF file."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -46,6 +47,24 @@ class Folder:
         )
         pickled = [file for file, wanted in zip(found, asked, strict=True) if not wanted]
         return Listing((*files, *pickled))
+
+    async def locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
+        return file.url, file.headers
+
+
+class File:
+    """The GGUF file at an address, with its line of the SHA256SUMS beside it if there are any."""
+
+    def __init__(self, address: WebAddress) -> None:
+        self._url, self._name = address.url, address.file
+
+    async def listing(self, client: httpx.AsyncClient) -> Listing:
+        """Raises ModelRefused."""
+        sums: dict[str, str] = {}
+        with suppress(Gone):
+            sums = read_sums((await read(client, urljoin(self._url, SUMS))).text)
+        file = RemoteFile(self._name, self._url, None, sums.get(self._name))
+        return Listing((await _headed(client, file, asyncio.Semaphore()),))
 
     async def locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
         return file.url, file.headers

@@ -156,7 +156,7 @@ class _Tried:
         if at < 2 and self._search.aim is Aim.GPUS and not pool_of(setting).mixed:
             return Probe(at, 0.0, 0.0)
         records = run(setting).records
-        slos = {spec.model: spec.slo for spec in pool_of(setting).specs}
+        slos = {name: spec.slo for name, spec in pool_of(setting).named().items()}
         asked = sum(record.output_tokens for record in records)
         on_time = sum(record.on_time for record in records)
         return Probe(at, on_time / asked if asked else 1.0, ttft_attainment(records, slos))

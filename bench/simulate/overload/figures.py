@@ -119,7 +119,7 @@ def better_of(contender: Contender, tuned: Tuned, plain: LoadFigures, other: Loa
 
 
 def _simulated(setting: Setting, seconds: int) -> LoadFigures:
-    return load_figures(run(setting), {spec.model: spec.slo for spec in pool_of(setting).specs}, seconds)
+    return load_figures(run(setting), {name: spec.slo for name, spec in pool_of(setting).named().items()}, seconds)
 
 
 def compared(cell: Cell, found: Sequence[Measured]) -> OverloadCell:

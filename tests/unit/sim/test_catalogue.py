@@ -7,8 +7,8 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
-from aegis.sim.catalogue import models
-from aegis.sim.shapes import MIX
+from aegis.sim.catalogue import catalogue, models
+from aegis.sim.shapes import MIX, SHAPES
 
 FILE = """
 shapes:
@@ -70,6 +70,55 @@ def test_a_file_may_bring_a_shape(tmp_path: Path) -> None:
     attention = 256 * (2 * 256 + 2 * 128)
     assert manifest.parameters == 2 * (attention + 3 * 256 * 512 + 2 * 256) + 1000 * 256 + 256
     assert manifest.kv.token_bytes == 2 * 2 * (2 * 64 + 2 * 64)
+
+
+ADAPTED = """
+weights: int8
+models:
+  chat: {shape: qwen2.5-7b, weights: int4}
+  law: {base: chat, rank: 16}
+  physics: {base: chat, size: 40MiB}
+  code: {shape: qwen2.5-7b, lazy: true, slo: {ttft_ms: 500}}
+"""
+
+
+def test_a_file_says_how_weights_are_stored_and_what_shares_them(tmp_path: Path) -> None:
+    file, shape = tmp_path / "market.yaml", SHAPES["qwen2.5-7b"]
+    file.write_text(ADAPTED)
+    found = catalogue(str(file), asked=ids("physics", "chat"))
+    chat, code = found.specs
+    assert found.adapters == {ModelId("law"): ModelId("chat"), ModelId("physics"): ModelId("chat")}
+    beside = shape.adapter_bytes(16) + (40 << 20)
+    assert chat.manifest.image_bytes == shape.image_bytes("int4") + beside < shape.image_bytes("int8")
+    assert chat.manifest.quantised and chat.manifest.quantised.weights == "int4"
+    assert code.manifest.image_bytes == shape.image_bytes("int8")
+    assert found.fetched == {ModelId("code"): shape.weight_bytes}
+    assert found.names() == set(ids("chat", "law", "physics", "code"))
+
+
+def test_what_models_do_not_say_holds_for_all() -> None:
+    found = catalogue("qwen2.5-7b:2", weights="int4", lazy=True)
+    assert {spec.manifest.image_bytes for spec in found.specs} == {SHAPES["qwen2.5-7b"].image_bytes("int4")}
+    assert found.fetched == dict.fromkeys(ids("m000", "m001"), SHAPES["qwen2.5-7b"].weight_bytes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("base: chat, rank", "base: law, rank", "models.law.base: should be a model of the file with a shape"),
+        ("rank: 16", "rank: 16, slo: {ttft_ms: 5}", "models.law: slo is its base's: set it there"),
+        ("rank: 16", "rank: 16, size: 3MiB", "models.law: should have one of rank and size"),
+        (", rank: 16", "", "models.law: should have one of rank and size"),
+        ("base: chat, rank: 16", "rank: 16", "models.law: rank and size are of adapters, which name their base"),
+        ("base: chat, rank: 16", "lazy: true", "models.law: should have a shape, or the base"),
+        ("weights: int4", "weights: int3", "models.chat.weights: should be 'dense', 'int8', 'int4'"),
+    ],
+)
+def test_an_adapter_is_of_a_model_and_has_a_size(old: str, new: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "market.yaml"
+    file.write_text(ADAPTED.replace(old, new, 1))
+    with pytest.raises(UserError, match=message):
+        catalogue(str(file))
 
 
 @pytest.mark.parametrize(

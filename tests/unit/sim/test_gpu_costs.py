@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import UserError
+from aegis.core.ids import ModelId
+from aegis.core.model import Slo
 from aegis.sim.catalogue import models
 from aegis.sim.gpu_costs import GPUS, gpu
+from aegis.sim.shapes import SHAPES
 from aegis.sim.step_costs import StepCosts
 
 FILE = """
@@ -29,6 +32,21 @@ def test_a_built_in_gpu_knows_what_was_measured_on_it() -> None:
     assert gpu("h800") is GPUS["h800"]
     assert gpu("h800").costs(seven) == StepCosts.of_ms(decode=(8.45, 0.06, 0.099), prefill=(0, 22.7, 0))
     assert gpu("h100").costs(seven) == gpu("h100").roofline(seven)
+
+
+def test_packed_weights_and_adapters_are_read_and_nothing_else_of_a_step_changes() -> None:
+    shape, card = SHAPES["qwen2.5-7b"], gpu("h800")
+    dense = card.costs(shape.spec(ModelId("m"), Slo()))
+    small = shape.spec(ModelId("m"), Slo(), weights="int8")
+    saved_ns = 1e9 * (shape.weight_bytes - small.manifest.image_bytes) / card.memory_bytes_per_s
+    assert card.costs(small).decode_ns(900, 7) == pytest.approx(dense.decode_ns(900, 7) - saved_ns, abs=2)
+    assert card.roofline(small).decode_ns(900, 7) == pytest.approx(
+        card.roofline(shape.spec(ModelId("m"), Slo())).decode_ns(900, 7) - saved_ns, abs=2
+    )
+    adapted = shape.spec(ModelId("m"), Slo(), beside_bytes=3_350_000_000)
+    assert card.costs(adapted).decode_ns(900, 7) == dense.decode_ns(900, 7) + 1_000_000
+    assert card.costs(small).prefill_ns(4000) == dense.prefill_ns(4000)
+    assert card.costs(shape.spec(ModelId("m"), Slo(), weights="int4")).decode_ps >= 28 * card.layer_ns * 1_000
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-7b", "yi-1.5-9b", "llama-2-13b"])

@@ -14,7 +14,7 @@ from bench.plan.load_table import load_sentence
 from bench.plan.search import Plan, PlanSettings, most_kv_bytes, plan
 from bench.plan.suite import memory, run, sentence, settings_of
 from bench.simulate.cells.search import TTFT_GOAL
-from bench.simulate.setting import Setting
+from bench.simulate.setting import Setting, pool_of
 from bench.simulate.sweep import GOAL
 from tests.unit.bench.simulate.outcomes import record
 
@@ -57,6 +57,21 @@ def test_what_must_be_where_is_told() -> None:
     assert "Weights 60.9 GB, of the largest model 15.2 GB" in memory(answer)
 
 
+def test_packed_and_lazy_models_are_planned_with() -> None:
+    dense, packed = answered(), answered(weights="int4", lazy=True, fetch_bytes_per_s=10**11, cache_bytes=10**12)
+    assert packed.weight_bytes < 0.35 * dense.weight_bytes and packed.needs[0].gpus.at == 1
+    use = packed.needs[0].use
+    assert (use.fetches, use.fetched_bytes, use.unfetched) == (4, dense.weight_bytes, 0)
+    assert memory(packed).splitlines()[-1] == "Lazy models took 4 fetches of 60.9 GB."
+    assert len(memory(dense).splitlines()) == 2
+
+
+def test_fetches_that_no_number_of_gpus_makes_shorter_are_told() -> None:
+    answer = answered(lazy=True, fetch_bytes_per_s=10**9, most=2)
+    assert answer.needs[0].gpus.at is None
+    assert sentence(answer).startswith("2 × h100 are not enough for 4 models: ")
+
+
 def test_where_nothing_is_enough_the_most_is_told_with_what_it_reaches() -> None:
     answer = answered(slo=Slo(ttft_ns=1000), most=3)
     assert [need.gpus.above for need in answer.needs] == [3, 3]
@@ -80,6 +95,21 @@ def test_kv_is_counted_from_the_first_token_to_the_last() -> None:
     records = [record(0, token_ms=(10, 20)), record(1, token_ms=(20, 30)), record(2, token_ms=(25, 40)), record(3)]
     assert most_kv_bytes(records, {ModelId("m000"): 10}) == 2 * (100 + 2) * 10
     assert most_kv_bytes([], {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weights": "int3"}, "--weights int3: should be one of dense, int8, int4"),
+        ({"lazy": True, "cache_size": "20"}, "--cache-size 20 B: m0.* takes 30.5 GB in it, fetched and as an image"),
+        ({"lazy": True, "cache_size": "much"}, "--cache-size: 'much' is no size"),
+        ({"fetch": 2.0}, "--fetch is of lazy models: give --lazy"),
+        ({"cache_size": "1GB"}, "--cache-size is of lazy models: give --lazy"),
+    ],
+)
+def test_what_does_not_go_with_models_is_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        pool_of(settings_of(NOTHING | {"workload": WORKLOAD, "models": "qwen2.5-7b"} | given).setting)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ REGISTERED: dict[str, tuple[dict[str, Any], Damage | None, dict[str, Any], str]]
     "twice": (GPTQ, lambda t: t.update({f"{LAYER}.weight": torch.zeros(2)}), {}, f"{LAYER} has a quantised weight and"),
     "a layer less": (GPTQ, without(f"{LAYER}.qweight"), {}, f"{LAYER}: its qweight is missing"),
     "no place": (GPTQ, lambda t: t.update({f"{LAYER}.bias": torch.ones(96)}), {}, f"has no place for {LAYER}.bias"),
-    "vLLM": (GPTQ, None, {"engine": "vllm"}, "the vLLM engine does not run quantised checkpoints"),
+    "vLLM": (GPTQ, None, {"engine": "vllm"}, "vLLM has gptq weights in memory of its own once loaded"),
 }
 
 
