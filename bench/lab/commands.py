@@ -227,6 +227,28 @@ def bench_prompts(json: _Json = None) -> int:
     return 0
 
 
+def bench_start(
+    json: _Json = None,
+    kills: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Instances that are killed.")] = 11,
+    streams: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Streams that run meanwhile.")] = 4,
+    prefill: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Instances that prefill.")] = 6,
+    decode: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Instances that decode.")] = 10,
+) -> int:
+    """Measure a server's start: to its first token, its memory, and until an instance that was killed serves again.
+
+    The demo market has to be made before. Each figure is printed beside its bar.
+
+    \b
+    Examples:
+      aegis demo && aegis lab start
+      aegis lab start --kills 30 --json start.json
+    """
+    from bench.lab.start import run
+
+    run(json, kills=kills, streams=streams, options=("--prefill", str(prefill), "--decode", str(decode)))
+    return 0
+
+
 def bench_token_path(
     json: _Json = None,
     with_ray: Annotated[bool, typer.Option("--with-ray", help="Have the instances in a Ray cluster.")] = False,
