@@ -49,4 +49,6 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     if entry.url:
         _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
-    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy, weights=entry.weights)
+    pace = entry.pace or config.server.pace  # so that one that is taken away changes the model, too
+    more = {"url": entry.url, "lazy": entry.lazy, "weights": entry.weights, "pace": pace}
+    return Source(model, path, entry.hub, slo, *terms, **more)

@@ -22,7 +22,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
-from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
+from aegis.core.model import EngineName, ModelChange, ModelSpec, Pace, Slo, WeightsName
 from aegis.models.disk_cache import Hold, use
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, check_name, read_sources
@@ -71,6 +71,7 @@ class CatalogueModel:
     detail: str = ""
     priority: int = 0
     limits: Limits = UNLIMITED
+    pace: Pace | None = None
     bound: set[InstanceId] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     renewing: bool = False
@@ -273,6 +274,8 @@ class Catalogue:
             model.priority = change.priority
         if change.limits is not None:
             model.limits = change.limits
+        if change.pace is not None:
+            model.pace = change.pace
         now = model.spec.slo
         slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns, change.gap_ns or now.gap_ns)
         if slo != now:
@@ -538,6 +541,7 @@ class Catalogue:
                 int(time.time()),
                 priority=source.priority,
                 limits=source.limits,
+                pace=source.pace,
                 hold=hold,
             )
         self._wire.broadcast(AddModel(spec))

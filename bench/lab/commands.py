@@ -227,6 +227,34 @@ def bench_prompts(json: _Json = None) -> int:
     return 0
 
 
+def bench_pace(
+    json: _Json = None,
+    streams: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Streams at a time.")] = 16,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long a window of one pace is.")] = 30.0,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Windows of each pace.")] = 2,
+    tbt: Annotated[
+        float, typer.Option(metavar="S", min=0.001, help="The time between tokens that readers want.")
+    ] = 0.1,
+    device_memory: Annotated[str, typer.Option(metavar="SIZE", help="Of the one device.")] = "32MiB",
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write when tokens came.")] = None,
+) -> int:
+    """Measure the gaps that readers see where models take turns: as tokens are made, and at a smooth pace.
+
+    Both paces are had from one server, in turn. The figures are printed beside their bars.
+
+    \b
+    Examples:
+      aegis lab pace
+      aegis lab pace --tbt 0.05 --seconds 60
+    """
+    from aegis.core.model import Slo
+    from bench.lab.pace import OPTIONS, run
+
+    options, slo = (*OPTIONS, "--device-memory", device_memory), Slo(tbt_ns=round(tbt * 1e9))
+    run(json, streams=streams, window_s=seconds, rounds=rounds, options=options, slo=slo, trace=trace)
+    return 0
+
+
 def bench_start(
     json: _Json = None,
     kills: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Instances that are killed.")] = 11,

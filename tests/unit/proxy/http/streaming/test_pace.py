@@ -1,4 +1,4 @@
-"""Laws 1 to 4 of `SmoothPace`, and streams at that pace."""
+"""Laws 1 to 5 of `SmoothPace`, and streams at that pace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def left_at(made_ns: list[int], arrival_ns: int = 0) -> list[int]:
             now_ns = min(now_ns, max(pace.next_ns, left[-1] if left else 0))
         while numbers and numbers[0][1] <= now_ns:
             number, _ = numbers.pop(0)
-            pace.made(number, tokens=int(number < len(made_ns)))
+            pace.made(number, tokens=int(number < len(made_ns)), now_ns=now_ns)
         for number in pace.leaving(now_ns):
             order.append(number)
             left.append(now_ns)
@@ -63,6 +63,20 @@ def test_tokens_leave_in_order_on_time_and_never_further_apart_than_they_have_to
 def test_what_was_made_ahead_covers_a_gap() -> None:
     made_ns = [50] * 10 + [50 + 9 * TBT_NS] * 3
     assert left_at(made_ns) == [50 + TBT_NS * i for i in range(13)]
+
+
+def test_a_gap_that_was_not_covered_is_seen_once() -> None:
+    turn = [0] * 5
+    made_ns = [ns + at for at in (0, 800, 1600) for ns in turn]
+    assert left_at(made_ns) == [0, 100, 200, 300, 400, *range(800, 1300, 100), *range(1600, 2100, 100)], "law 5"
+    made_ns = [*[0] * 5, *[800] * 8, *[1600] * 8]
+    gaps = [after - before for before, after in pairwise(left_at(made_ns))]
+    assert gaps == [TBT_NS] * 4 + [4 * TBT_NS] + [TBT_NS] * 15, "law 5"
+
+
+def test_what_is_in_hand_leaves_by_its_deadline() -> None:
+    assert [SLO.due_ns(0, at) for at in range(4)] == [1000, 1100, 1200, 1300]
+    assert left_at([0, 1150, 1150, 1150]) == [0, 1150, 1200, 1300]
 
 
 def test_a_stream_that_was_late_catches_up_at_once() -> None:
@@ -132,10 +146,10 @@ def test_who_leaves_early_ends_what_is_made() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_has_no_token_leaves_with_the_one_before(waits: bool) -> None:
     pace = SmoothPace[str](SLO, 0)
-    pace.made("token", tokens=1)
-    pace.made("end", tokens=0)
+    pace.made("token", tokens=1, now_ns=0)
+    pace.made("end", tokens=0, now_ns=0)
     if waits:
-        pace.made("more", tokens=1)
+        pace.made("more", tokens=1, now_ns=0)
     assert pace.leaving(0) == ["token", "end"] and pace.waits is waits
 
 
@@ -154,6 +168,16 @@ def test_a_smooth_stream_is_the_same_text_token_by_token() -> None:
     assert [choice["text"] for choice in smooth if choice["text"]] == list("hello world")
     assert "".join(choice["text"] for choice in made) == "hello world" and len(made) < len(smooth)
     assert smooth[-1]["finish_reason"] == made[-1]["finish_reason"] == "stop"
+
+
+def test_a_models_pace_is_that_of_requests_that_do_not_say() -> None:
+    quick = Slo(ttft_ns=10**9, tbt_ns=1_000_000, gap_ns=10**9)
+    behind = market(says("hello world", per_delivery=8))
+    model = behind.served["m"]
+    model.spec, model.pace = msgspec.structs.replace(model.spec, slo=quick), "smooth"
+    smooth, made = _streamed(behind), _streamed(behind, pace="made")
+    assert [choice["text"] for choice in smooth if choice["text"]] == list("hello world")
+    assert len(made) < len(smooth)
 
 
 def test_a_pace_that_there_is_not_is_refused() -> None:
