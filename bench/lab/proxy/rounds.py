@@ -46,6 +46,7 @@ class Latency(Struct, frozen=True):
     added_p50_ms: float
     added_p99_ms: float
     added_first_ms: float  # before the first token; that of an answer in one piece is its end
+    processor_ms: float = 0.0  # of the proxy, for each
 
 
 class Rate(Struct, frozen=True):
@@ -133,7 +134,9 @@ async def latency(side: Side, asks: int, *, stream: bool, route: Route = CHAT) -
     """Raises UserError if an answer is none."""
     content = route.body(tokens=SHORT_TOKENS, stream=stream)
     connection = await Connection.open(side.port, route)
-    direct, through = await _ask(side.direct, content, asks), await _ask(connection, content, asks)
+    direct, used_s = await _ask(side.direct, content, asks), cpu_s(side.pid)
+    through = await _ask(connection, content, asks)
+    used_s = cpu_s(side.pid) - used_s
     connection.close()
     base_ns = statistics.median(took.total_ns for took in direct)
     first_ns = statistics.median(t.first_ns for t in through) - statistics.median(d.first_ns for d in direct)
@@ -143,6 +146,7 @@ async def latency(side: Side, asks: int, *, stream: bool, route: Route = CHAT) -
         added_p50_ms=(statistics.median(totals_ns) - base_ns) / NS_PER_MS,
         added_p99_ms=(totals_ns[len(totals_ns) * 99 // 100] - base_ns) / NS_PER_MS,
         added_first_ms=first_ns / NS_PER_MS,
+        processor_ms=1e3 * used_s / asks,
     )
 
 

@@ -117,7 +117,13 @@ def _response(status: str, output: list[Any], tokens: int) -> dict[str, Any]:
         "total_tokens": _PROMPT_TOKENS + tokens,
     }
     told = {"id": "resp_1", "object": "response", "created_at": 1, "model": AT_ONCE, "status": status, "output": output}
-    rest = {"error": None, "incomplete_details": None, "instructions": None, "metadata": {}, "tools": []}
+    rest: dict[str, Any] = {
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "tools": [],
+    }
     more = {"parallel_tool_calls": True, "temperature": 1.0, "tool_choice": "auto", "top_p": 1.0}
     return told | rest | more | {"usage": usage if tokens else None}
 

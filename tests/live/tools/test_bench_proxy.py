@@ -44,7 +44,7 @@ def test_a_tiny_run_measures_the_routes_that_are_named(tmp_path: Path, capsys: p
     assert [each.route for each in result.aegis_rounds] == ["messages", "responses", "embeddings"]
     assert all(each.whole.direct_ms > 0 and each.whole.added_p50_ms != 0 for each in result.aegis_rounds)
     assert [each.stream is not None for each in result.aegis_rounds] == [True, True, False]
-    assert len(result.figures) == 5 + 5 + 2
+    assert len(result.figures) == 7 + 7 + 3
     printed = capsys.readouterr().out
     assert all(row.name in printed for row in result.figures)
 
