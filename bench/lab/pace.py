@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -177,7 +177,7 @@ async def _ask(
         found.append(Stream(str(card["id"]), pace, sent_ns, tuple(came_ns), tuple(tokens)))
 
 
-async def _tokens(client: httpx.AsyncClient, body: dict[str, object]) -> AsyncIterator[int]:
+async def _tokens(client: httpx.AsyncClient, body: Mapping[str, object]) -> AsyncIterator[int]:
     """How many there are in each event that has any. Raises UserError."""
     async with client.stream("POST", "/v1/completions", json=body) as reply:
         if reply.status_code != httpx.codes.OK:
