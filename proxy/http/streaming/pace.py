@@ -15,23 +15,32 @@ T = TypeVar("T")
 class SmoothPace(Generic[T]):
     """When the parts of one stream leave, of which most have a token.
 
-    A token leaves when it is made, but no earlier than a TBT after the one before was to leave, or than its deadline,
-    if that is earlier; what has no token leaves with the one before. So (1) parts leave in order; (2) who is on time
-    when made is on time when it leaves; (3) while tokens are there, two leave no more than a TBT apart; (4) a stream
-    that is late is never held back; (5) behind a gap that was not covered there is no burst: as far as deadlines allow,
-    what was made late stays late, and covers the next gap of that length.
+    A token leaves when it is made, but no earlier than a TBT after the one before was to leave, or 7/5 of it while the
+    tokens in hand would not cover the longest gap so far, and never later than its deadline for that. What has no token
+    leaves with the one before. So (1) parts leave in order; (2) who is on time when made is on time when it leaves; (3)
+    while tokens are there, two leave no more than 7/5 of a TBT apart; (4) a stream that is late is never held back; (5)
+    behind a gap that was not covered there is no burst: as far as deadlines allow, what was made late stays late, and
+    covers the next gap of that length.
     """
 
-    __slots__ = ("_arrival_ns", "_left", "_next_ns", "_slo", "_waiting")
+    __slots__ = ("_arrival_ns", "_in_hand", "_left", "_longest_ns", "_made_ns", "_next_ns", "_slo", "_waiting")
 
     def __init__(self, slo: Slo, arrival_ns: int) -> None:
         self._slo = slo
         self._arrival_ns = arrival_ns
-        self._left = 0  # tokens
+        self._in_hand = 0  # tokens
+        self._left = 0
         self._next_ns = 0  # when the next one may leave, if its deadline is later
+        self._made_ns: int | None = None  # the last token
+        self._longest_ns = slo.gap_ns  # between two that were made: even a stream that runs may pause so long
         self._waiting: deque[tuple[T, int, int]] = deque()
 
     def made(self, part: T, *, tokens: int, now_ns: int) -> None:
+        if tokens:
+            if self._made_ns is not None:
+                self._longest_ns = max(self._longest_ns, now_ns - self._made_ns)
+            self._made_ns = now_ns
+        self._in_hand += tokens
         self._waiting.append((part, tokens, now_ns))
 
     def leaving(self, now_ns: int) -> list[T]:
@@ -39,11 +48,16 @@ class SmoothPace(Generic[T]):
         leaving = list[T]()
         while self._waiting and (not self._waiting[0][1] or self.next_ns <= now_ns):
             part, tokens, made_ns = self._waiting.popleft()
+            self._in_hand -= tokens
             if tokens:
-                self._next_ns = max(self.next_ns, made_ns) + tokens * self._slo.tbt_ns
+                self._next_ns = max(self.next_ns, made_ns) + tokens * self._spacing_ns()
             self._left += tokens
             leaving.append(part)
         return leaving
+
+    def _spacing_ns(self) -> int:
+        tbt_ns = self._slo.tbt_ns
+        return tbt_ns if self._in_hand * tbt_ns >= self._longest_ns else tbt_ns * 7 // 5
 
     @property
     def next_ns(self) -> int:

@@ -20,6 +20,9 @@ from proxy.http.streaming.pace import SmoothPace, paced
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, post, says
 
 TBT_NS = 100
+SLOW_NS = 140
+"""Apart, while more are to be in hand."""
+
 SLO = Slo(ttft_ns=1000, tbt_ns=TBT_NS, gap_ns=500)
 
 
@@ -55,23 +58,28 @@ def test_tokens_leave_in_order_on_time_and_never_further_apart_than_they_have_to
         assert left <= max(made, SLO.due_ns(0, at)), "law 2"
     for at, (before, after) in enumerate(pairwise(left_ns)):
         if made_ns[at + 1] <= before:
-            assert after - before <= TBT_NS, "law 3"
+            assert after - before <= SLOW_NS, "law 3"
         if made_ns[at] > SLO.due_ns(0, at):
             assert before == made_ns[at], "law 4"
 
 
 def test_what_was_made_ahead_covers_a_gap() -> None:
     made_ns = [50] * 10 + [50 + 9 * TBT_NS] * 3
-    assert left_at(made_ns) == [50 + TBT_NS * i for i in range(13)]
+    left_ns = left_at(made_ns)
+    assert [after - before for before, after in pairwise(left_ns)] == [TBT_NS] * 5 + [SLOW_NS] * 7
+
+
+def test_tokens_leave_faster_once_enough_are_in_hand_for_the_longest_gap_so_far() -> None:
+    made_ns = [0, 800, *[810] * 20]
+    gaps = [after - before for before, after in pairwise(left_at(made_ns))]
+    assert gaps == [800] + [SLOW_NS] + [TBT_NS] * 12 + [SLOW_NS] * 6 + [120]
+    assert sum(gaps) == SLO.due_ns(0, 21), "the last one leaves by its deadline"
 
 
 def test_a_gap_that_was_not_covered_is_seen_once() -> None:
-    turn = [0] * 5
-    made_ns = [ns + at for at in (0, 800, 1600) for ns in turn]
-    assert left_at(made_ns) == [0, 100, 200, 300, 400, *range(800, 1300, 100), *range(1600, 2100, 100)], "law 5"
-    made_ns = [*[0] * 5, *[800] * 8, *[1600] * 8]
+    made_ns = [*[0] * 4, *(at for at in range(900, 20_000, 900) for _ in range(9))]
     gaps = [after - before for before, after in pairwise(left_at(made_ns))]
-    assert gaps == [TBT_NS] * 4 + [4 * TBT_NS] + [TBT_NS] * 15, "law 5"
+    assert max(gaps[:4]) > SLOW_NS and max(gaps[4:]) <= SLOW_NS, "law 5"
 
 
 def test_what_is_in_hand_leaves_by_its_deadline() -> None:
