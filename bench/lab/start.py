@@ -44,11 +44,13 @@ _PROMPT_ROOM = 64  # tokens of the context
 
 
 class Recovery(Struct, frozen=True):
-    """After `kill -9` of an instance: until its place has a process again, and until that serves."""
+    """After `kill -9` of an instance: until its place has a process again, until that serves, and what processor time
+    that has had by then."""
 
     instance: str
     process_s: float
     serves_s: float
+    processor_s: float
 
 
 class Start(Struct, frozen=True):
@@ -116,6 +118,7 @@ def _figures(start: Start, recoveries: Sequence[Recovery]) -> tuple[Figure, ...]
             Figure("killed, until there is a process", median(each.process_s for each in recoveries), "s"),
             at_most(f"killed, until it serves, median of {len(served_s)}", median(served_s), "s", RECOVERY_S_MAX),
             Figure("killed, until it serves, longest", max(served_s), "s"),
+            Figure("processor time of the new process by then", median(each.processor_s for each in recoveries), "s"),
         ]
     return tuple(figures)
 
@@ -157,7 +160,8 @@ def _killed(client: httpx.Client, launcher: int, name: str) -> Recovery:
         if process_s is None and _instances(launcher).get(name, pid) != pid:
             process_s = time.monotonic() - began_s
         if process_s is not None and client.get("/ready").status_code == httpx.codes.OK:
-            return Recovery(name, process_s, time.monotonic() - began_s)
+            serves_s = time.monotonic() - began_s
+            return Recovery(name, process_s, serves_s, cpu_s(_instances(launcher)[name]))
         time.sleep(_POLL_S)
     raise UserError(f"{name} does not serve {_WAIT_S:.0f} s after it was killed")
 

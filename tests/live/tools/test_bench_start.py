@@ -25,7 +25,7 @@ def test_a_start_and_a_recovery_are_measured(tmp_path: Path, options: Sequence[s
     assert result.start.processor_s > 1 and result.start.memory_bytes > 100 << 20
     (recovery,) = result.recoveries
     assert recovery.instance == "mixed-0" and 0 < recovery.process_s <= recovery.serves_s
-    assert len(result.figures) == 8
+    assert len(result.figures) == 9
     assert msgspec.json.decode(path.read_bytes(), type=start.Result) == result
 
 
