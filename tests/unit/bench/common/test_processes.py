@@ -35,7 +35,7 @@ def test_a_page_that_two_share_is_half_of_each() -> None:
         both, ours = shared_out_bytes([os.getpid(), child]), shared_out_bytes([os.getpid()])
         os.write(done[1], b"x")
         os.waitpid(child, 0)
-    assert alone >= size
+    assert alone > 0.9 * size
     assert both - before < 1.5 * size and ours - before < 0.75 * size
 
 
