@@ -66,7 +66,7 @@ class AdminClient:
         return self._call("POST", "/models/load", {"source": source} | more)
 
     def update(self, model: str, **changes: Any) -> dict[str, Any]:
-        """Changes deadlines, priority, limits or the pin of a model; what is None stays."""
+        """Changes deadlines, priority, limits, the pace or the pin of a model; what is None stays."""
         given = {name: value for name, value in changes.items() if value is not None}
         return self._call("POST", "/models/update", {"model": model, **given})
 

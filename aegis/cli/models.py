@@ -69,6 +69,9 @@ def set_model(
     tokens_per_minute: Annotated[int | None, typer.Option(metavar="N", help="0: no limit.")] = None,
     concurrent: Annotated[int | None, typer.Option(metavar="N", help="Requests at one time; 0: no limit.")] = None,
     pin: Annotated[bool | None, typer.Option("--pin/--unpin", help="Keep its weights in the model cache.")] = None,
+    pace: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of its streams that do not say: made or smooth.")
+    ] = None,
     url: _Url = DEFAULT_URL,
 ) -> int:
     """Change a model of a running server, at once; values that are not named stay.
@@ -89,7 +92,7 @@ def set_model(
     if any(value is not None for value in named.values()):
         present = next((each.get("limits") or {} for each in client.models() if each.get("id") == model), {})
         limits = {k: v for k, v in (present | {k: v for k, v in named.items() if v is not None}).items() if v}
-    client.update(model, slo=deadlines, priority=priority, limits=limits, pin=pin)
+    client.update(model, slo=deadlines, priority=priority, limits=limits, pin=pin, pace=pace)
     print(f"{model} is changed")
     return 0
 

@@ -36,8 +36,7 @@ from aegis.config.values import (
     of_a_ray_cluster,
     redis_url,
 )
-from aegis.core.model import EngineName, WeightsName
-from aegis.core.request import Pace
+from aegis.core.model import EngineName, Pace, WeightsName
 from aegis.core.role import Roles
 
 
@@ -98,6 +97,7 @@ class ModelEntry(Section):
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
     priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
     limits: RateLimits = Field(default=RateLimits(), description="What all its requests together may use")
+    pace: Pace | None = Field(default=None, description="Of its streams; as `server.pace` if not set; requests may say")
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelEntry:

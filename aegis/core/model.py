@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -144,6 +144,12 @@ class Slo(Struct, frozen=True):
         return arrival_ns + self.ttft_ns + index * self.tbt_ns
 
 
+Pace = Literal["made", "smooth"]
+"""Of a stream. `made`: tokens leave as they are made; `smooth`: no earlier than a reader wants them."""
+
+PACES: tuple[str, ...] = get_args(Pace)
+
+
 class ModelChange(Struct, frozen=True):
     """A change of a model that is served; None: the value stays."""
 
@@ -153,6 +159,7 @@ class ModelChange(Struct, frozen=True):
     priority: int | None = None
     limits: Limits | None = None
     pinned: bool | None = None
+    pace: Pace | None = None
 
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

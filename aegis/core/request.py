@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,11 +13,6 @@ from aegis.core.model import Slo
 
 PRIORITY_MAX = 8
 """Priorities are between this and its negative."""
-
-Pace = Literal["made", "smooth"]
-"""Of a stream. `made`: tokens leave as they are made; `smooth`: no earlier than a reader wants them."""
-
-PACES: tuple[str, ...] = get_args(Pace)
 
 
 class Grammar(Struct, frozen=True, cache_hash=True):

@@ -1,9 +1,9 @@
 """The configuration file, watched: what is changed in it of models and keys is done while the server runs.
 
 Models that are new in it are registered, those that are gone from it removed, those whose checkpoint, type, weights or
-engine is another replaced; of others deadlines, priority, limits and pin are changed where they are. A model that the
-file says nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where only
-a file that holds one has changed. A file that cannot be read changes nothing.
+engine is another replaced; of others deadlines, priority, limits, pace and pin are changed where they are. A model that
+the file says nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where
+only a file that holds one has changed. A file that cannot be read changes nothing.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class ConfigWatch:
             priority=after.priority if after.priority != before.priority else None,
             limits=after.limits if after.limits != before.limits else None,
             pinned=after.pin if after.pin != before.pin else None,
+            pace=after.pace if after.pace != before.pace else None,
         )
         try:
             await self._catalogue.change(after.model, change)
@@ -149,6 +150,7 @@ def _by_name(config: Config) -> dict[ModelId, Source]:
 def _is_another(before: Source, after: Source) -> bool:
     """Whether it is not the same model any more, rather than the same on other terms."""
     terms = {"slo": after.slo, "pin": after.pin, "priority": after.priority, "limits": after.limits}
+    terms["pace"] = after.pace
     return replace(before, **terms) != after
 
 

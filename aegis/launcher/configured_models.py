@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from aegis.config.config import Config, ModelEntry
 from aegis.config.keyring import limits_of
 from aegis.core.clock import NS_PER_MS
@@ -49,4 +51,6 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     if entry.url:
         _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
-    return Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy, weights=entry.weights)
+    pace = entry.pace or config.server.pace  # so that one that is taken away changes the model, too
+    source = Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy, weights=entry.weights)
+    return replace(source, pace=pace)

@@ -32,6 +32,7 @@ from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
 from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
+from aegis.models.architectures import architectures_of
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.catalogue.model import CatalogueModel
@@ -130,7 +131,9 @@ async def _serve(
         if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
             return 130
         stages = stack.enter_context(traced(config.telemetry.otlp, "proxy-0"))
-        market = await stack.enter_async_context(open_market(config, services, stages=stages))
+        architectures = await asyncio.to_thread(architectures_of, sources)
+        opening = open_market(config, services, stages=stages, architectures=architectures)
+        market = await stack.enter_async_context(opening)
         on_signals(stop.set, shell)  # again, for Ray handles them in its own way from its start on
         market.node.keys = keys
         template = _proxy_template(config, http, market, services, listener)

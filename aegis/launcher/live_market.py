@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -96,13 +96,17 @@ async def open_market(
     placement: Mapping[InstanceId, int] | None = None,
     cache_dir: Path | None = None,
     stages: RequestStages | None = None,
+    architectures: Sequence[str] = (),
 ) -> AsyncIterator[LiveMarket]:
     """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
-    where requests go, `placement` which device each instance is on; the configuration does where they are not given."""
+    where requests go, `placement` which device each instance is on; the configuration does where they are not given.
+    `architectures` are imported before instances are forked."""
     names, clock = instances_of(config), MonotonicClock()
     async with AsyncExitStack() as stack:
         ranks = config.instances.tensor_parallel_size
-        fork_server = stack.enter_context(closing(instance_processes.fork_server(len(names) * ranks, config.engine)))
+        fork_server = stack.enter_context(
+            closing(instance_processes.fork_server(len(names) * ranks, config.engine, architectures))
+        )
         machines = await stack.enter_async_context(
             _open_machines(config, names, placement, services, clock, fork_server)
         )

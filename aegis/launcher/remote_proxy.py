@@ -137,6 +137,7 @@ class RemoteProxy:
             model.priority,
             model.limits,
             model.pinned,
+            model.pace,
         )
 
     def _strip(self, spec: ModelSpec) -> ModelSpec:

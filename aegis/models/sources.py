@@ -29,7 +29,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Slo, WeightsName
+from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Pace, Slo, WeightsName
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
@@ -79,6 +79,7 @@ class Source(Struct, frozen=True):
     url: str | None = None
     lazy: bool = False
     weights: WeightsName | None = None  # likewise
+    pace: Pace | None = None  # likewise
 
     @property
     def root(self) -> str:
@@ -103,6 +104,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineName | None = None
     lazy: bool = False
     weights: WeightsName | None = None
+    pace: Pace | None = None
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -225,6 +227,7 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         url=read.url,
         lazy=read.lazy,
         weights=read.weights,
+        pace=read.pace,
     )
     if read.url is not None:
         address_of(read.url)

@@ -61,10 +61,11 @@ _KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY":
 rows has its own, of some 0.4 MiB, so that batches that change would fill them for nothing."""
 
 
-def fork_server(processes: int, engine: EngineName) -> ForkServer:
-    """The parent of so many. It imports what they need, but vLLM, which may start threads of its own. Raises
-    OSError."""
-    return ForkServer(["aegis.node.preload"] if engine == "transformers" else [], environment_for(processes))
+def fork_server(processes: int, engine: EngineName, architectures: Sequence[str] = ()) -> ForkServer:
+    """The parent of so many. It imports what they need, those architectures of transformers among it, but vLLM, which
+    may start threads of its own. Raises OSError."""
+    modules = ["aegis.node.preload", *(f"transformers:{name}" for name in architectures)]
+    return ForkServer(modules if engine == "transformers" else [], environment_for(processes))
 
 
 def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:

@@ -237,6 +237,8 @@ class Catalogue:
             model.priority = change.priority
         if change.limits is not None:
             model.limits = change.limits
+        if change.pace is not None:
+            model.pace = change.pace
         now = model.spec.slo
         slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns, change.gap_ns or now.gap_ns)
         if slo != now:
@@ -464,6 +466,7 @@ class Catalogue:
                 int(time.time()),
                 priority=source.priority,
                 limits=source.limits,
+                pace=source.pace,
                 hold=hold,
             )
         self._wire.broadcast(AddModel(spec))

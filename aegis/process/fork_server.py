@@ -1,7 +1,8 @@
 """A process that imports what its children need once, and forks them: `python -m aegis.process.fork_server 3 MODULE…`.
 
-It imports the modules, and then takes a `Start` at a time from the socket whose descriptor it is told. A child that it
-forks is as `python -m` would have made it, but starts at once, and shares the memory of what was imported.
+It imports the modules, and of `MODULE:NAME` also what has that name in it, and then takes a `Start` at a time from the
+socket whose descriptor it is told. A child that it forks is as `python -m` would have made it, but starts at once, and
+shares the memory of what was imported.
 
 Only a process with one thread may be forked, and none that has opened a GPU. If what was imported did either, children
 are made by fork and exec instead: they import it again.
@@ -128,6 +129,13 @@ def _is_untouched() -> bool:
     return len(list(Path("/proc/self/task").iterdir())) == 1 and "libcuda.so" not in Path("/proc/self/maps").read_text()
 
 
+def _import(named: str) -> None:
+    module, _, name = named.partition(":")
+    imported = importlib.import_module(module)
+    if name:
+        getattr(imported, name)  # of a package that imports its parts when they are asked for
+
+
 def _command(start: Start) -> list[str]:
     return [sys.executable, "-m", start.module, *start.arguments]
 
@@ -161,7 +169,7 @@ def main() -> None:
     gc.disable()
     for module in sys.argv[2:]:
         with contextlib.suppress(Exception):  # a child that needs it says what is wrong
-            importlib.import_module(module)
+            _import(module)
     gc.freeze()  # so that a child's collector does not write to, and thereby copy, what is shared
     if start := _Server(client).serve():
         gc.enable()

@@ -15,7 +15,7 @@ from aegis.core.api_keys import Keyring
 from aegis.core.decision import Decision
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import Limits, Scope
-from aegis.core.model import ModelSpec
+from aegis.core.model import ModelSpec, Pace
 from aegis.core.request import Job, KeptPrefix
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
@@ -57,6 +57,7 @@ class Card(Struct, frozen=True, tag=True):
     priority: int
     limits: Limits
     pinned: bool
+    pace: Pace | None = None
 
 
 class Registering(Struct, frozen=True, tag=True):

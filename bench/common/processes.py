@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -16,7 +16,7 @@ def children() -> set[int]:
 
 def cpu_s(root: int, command: str = "") -> float:
     """Processor time so far of a process and all below it, or of those among them with `command` in their command
-    lines."""
+    lines; also that of their children that have ended."""
     processes = _processes()
     found = [pid for pid in _family(root, processes) if pid in processes and command in command_of(pid)]
     return sum(processes[pid][1] for pid in found)
@@ -41,6 +41,11 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def shared_out_bytes(processes: Iterable[int]) -> int:
+    """The memory that they hold together: a page that n processes of the machine share counts as an nth in each."""
+    return sum(_proportional_bytes(pid) for pid in processes)
+
+
 def end(process: subprocess.Popen[bytes], number: signal.Signals, *, within_s: float) -> None:
     """Ends the process with the signal, or else without asking."""
     process.send_signal(number)
@@ -49,6 +54,14 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals, *, within_s: f
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
 def _family(root: int, processes: Mapping[int, tuple[int, float]]) -> set[int]:
@@ -61,7 +74,7 @@ def _family(root: int, processes: Mapping[int, tuple[int, float]]) -> set[int]:
 
 
 def _processes() -> dict[int, tuple[int, float]]:
-    """Parent and processor time of every process."""
+    """Parent and processor time of every process, with that of its children that have ended."""
     found: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -70,5 +83,5 @@ def _processes() -> dict[int, tuple[int, float]]:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        found[int(entry.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return found

@@ -227,6 +227,56 @@ def bench_prompts(json: _Json = None) -> int:
     return 0
 
 
+def bench_pace(
+    json: _Json = None,
+    streams: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Streams at a time.")] = 16,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long a window of one pace is.")] = 30.0,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Windows of each pace.")] = 2,
+    tbt: Annotated[
+        float, typer.Option(metavar="S", min=0.001, help="The time between tokens that readers want.")
+    ] = 0.1,
+    device_memory: Annotated[str, typer.Option(metavar="SIZE", help="Of the one device.")] = "32MiB",
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write when tokens came.")] = None,
+) -> int:
+    """Measure the gaps that readers see where models take turns: as tokens are made, and at a smooth pace.
+
+    Both paces are had from one server, in turn. The figures are printed beside their bars.
+
+    \b
+    Examples:
+      aegis lab pace
+      aegis lab pace --tbt 0.05 --seconds 60
+    """
+    from aegis.core.model import Slo
+    from bench.lab.pace import OPTIONS, run
+
+    options, slo = (*OPTIONS, "--device-memory", device_memory), Slo(tbt_ns=round(tbt * 1e9))
+    run(json, streams=streams, window_s=seconds, rounds=rounds, options=options, slo=slo, trace=trace)
+    return 0
+
+
+def bench_start(
+    json: _Json = None,
+    kills: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Instances that are killed.")] = 11,
+    streams: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Streams that run meanwhile.")] = 4,
+    prefill: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Instances that prefill.")] = 6,
+    decode: Annotated[int, typer.Option(metavar="N", min=1, max=256, help="Instances that decode.")] = 10,
+) -> int:
+    """Measure a server's start: to its first token, its memory, and until an instance that was killed serves again.
+
+    The demo market has to be made before. Each figure is printed beside its bar.
+
+    \b
+    Examples:
+      aegis demo && aegis lab start
+      aegis lab start --kills 30 --json start.json
+    """
+    from bench.lab.start import run
+
+    run(json, kills=kills, streams=streams, options=("--prefill", str(prefill), "--decode", str(decode)))
+    return 0
+
+
 def bench_token_path(
     json: _Json = None,
     with_ray: Annotated[bool, typer.Option("--with-ray", help="Have the instances in a Ray cluster.")] = False,

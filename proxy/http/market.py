@@ -13,7 +13,7 @@ from aegis.core.api_keys import Caller, Keyring
 from aegis.core.decision import Decision
 from aegis.core.ids import ModelId
 from aegis.core.limits import Limits
-from aegis.core.model import ModelChange, ModelSpec
+from aegis.core.model import ModelChange, ModelSpec, Pace
 from aegis.core.request import Failure, FinishReason, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from aegis.telemetry.live_view import SeenUntil
@@ -115,6 +115,11 @@ class Served(Protocol):
     @property
     def pinned(self) -> bool:
         """Whether its weights stay in the model cache."""
+        ...
+
+    @property
+    def pace(self) -> Pace | None:
+        """Of its streams that do not say; None: the server's."""
         ...
 
     @property

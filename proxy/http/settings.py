@@ -8,7 +8,7 @@ from typing import cast
 from fastapi import Request
 from msgspec import Struct
 
-from aegis.core.request import Pace
+from aegis.core.model import Pace
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.call_records import Records
 from proxy.http.market import Market, ServerQueries

@@ -16,7 +16,7 @@ from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.limits import Limits
-from aegis.core.model import ModelChange, ModelSpec
+from aegis.core.model import ModelChange, ModelSpec, Pace
 from aegis.core.request import Job
 from aegis.models.text.text_model import TextModel
 from aegis.node.query_messages import QUERIES
@@ -77,6 +77,10 @@ class RemoteModel:
     @property
     def pinned(self) -> bool:
         return self.card.pinned
+
+    @property
+    def pace(self) -> Pace | None:
+        return self.card.pace
 
     @property
     def created_s(self) -> int:

@@ -17,7 +17,7 @@ from tests.live.cases import Case
 from tests.live.server import processes_of
 
 STOPPED_S = 5.0
-FORK_SERVER = "aegis.node.preload"  # the last word of its command
+FORK_SERVER = " aegis.process.fork_server "
 
 
 def _ended(pid: int) -> str:
@@ -77,6 +77,11 @@ def test_one_stands_still(
     _tell(figures, trial, f"stop {instance}, {pool.kind}", instance, f'ended by force instance={instance} why="no sign')
 
 
+def _fork_server(pool: Pool) -> int:
+    (pid,) = [pid for pid, command in processes_of(pool.server.process.pid).items() if FORK_SERVER in command]
+    return pid
+
+
 @pytest.mark.parametrize("with_parent", [pytest.param(False, marks=pytest.mark.long), True])
 def test_all_are_killed(
     pool: Pool, some_cases: Sequence[Case], moment: float, with_parent: bool, figures: Figures
@@ -85,8 +90,8 @@ def test_all_are_killed(
     they."""
 
     async def strike() -> None:
-        killed = [FORK_SERVER] if with_parent else pool.server.metrics().instances()
-        for pid in [pool.pid_of(name) for name in killed]:
+        instances = map(pool.pid_of, pool.server.metrics().instances())
+        for pid in [_fork_server(pool)] if with_parent else list(instances):
             os.kill(pid, signal.SIGKILL)
 
     trial = undergo(pool.server, some_cases, moment, strike)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aegis.core.ids import InstanceId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import ModelSpec
+from aegis.core.model import ModelSpec, Pace
 from aegis.models.disk_cache import Hold
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
@@ -29,6 +29,7 @@ class CatalogueModel:
     detail: str = ""
     priority: int = 0
     limits: Limits = UNLIMITED
+    pace: Pace | None = None
     bound: set[InstanceId] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     renewing: bool = False

@@ -9,6 +9,7 @@ a line when it listens.
 from __future__ import annotations
 
 import asyncio
+import struct
 import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from aegis.core.request import Job, Token
 from aegis.core.role import Role
 from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import Card, FromProxy, Joined, LookUp, NodeAnswer, NodeCall, PrefixFound
-from bench.lab.proxy.model import SILENT, TOKEN
+from bench.lab.proxy.model import SILENT, TOKEN, VECTOR
 from proxy.routing.events import ModelUp
 
 IDENTITY = "mixed-0/1"
 """The instance's name and incarnation."""
 
 _CAPACITY_TOKENS = 1 << 24
+_VECTOR = Token(0, vector=struct.pack(f"<{len(VECTOR)}f", *VECTOR))
 
 
 class BackendSettings(Struct, frozen=True):
@@ -77,7 +79,8 @@ class _Instance:
     def _begin(self, request: RequestId, job: Job) -> list[FromInstance]:
         finish, started = job.sampling.finish(0, TOKEN), Started(request, job.attempt)
         if finish:
-            return [started, Tokens(request, job.attempt, 0, (Token(TOKEN),), finish)]
+            token = _VECTOR if job.sampling.pools else Token(TOKEN)
+            return [started, Tokens(request, job.attempt, 0, (token,), finish)]
         self.running[request] = job, 1
         return [started, Prefilled(request, job.attempt, Token(TOKEN), None, 0)]
 

@@ -10,13 +10,12 @@ from typing import Protocol, cast
 from msgspec import Struct
 
 from aegis.core.errors import UserError
+from bench.lab.proxy.routes import CHAT, Route
 
-PATH = "/v1/chat/completions"
 _HOST = "127.0.0.1"
 _WAIT_S = 60.0
 _HEAD_END = b"\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
-_CONTENT = re.compile(rb'"content": ?"([^"]+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -36,16 +35,17 @@ class Asker(Protocol):
 class Connection(asyncio.Protocol):
     """Keeps alive. Implements `Asker`; `reply` are the bytes of the last answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, route: Route) -> None:
+        self._route = route
         self._transport: asyncio.Transport
         self._sent_ns = 0
         self._first_ns = 0
         self._await_answer()
 
     @classmethod
-    async def open(cls, port: int) -> Connection:
+    async def open(cls, port: int, route: Route = CHAT) -> Connection:
         """Raises OSError."""
-        _, connection = await asyncio.get_running_loop().create_connection(cls, _HOST, port)
+        _, connection = await asyncio.get_running_loop().create_connection(lambda: cls(route), _HOST, port)
         return connection
 
     async def ask(self, body: bytes) -> Took:
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, body: bytes) -> None:
         self._await_answer()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: {_HOST}\r\nContent-Type: application/json\r\n"
+        head = f"POST {self._route.path} HTTP/1.1\r\nHost: {_HOST}\r\nContent-Type: application/json\r\n"
         self._sent_ns = time.perf_counter_ns()
         self._transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
@@ -69,9 +69,9 @@ class Connection(asyncio.Protocol):
         async with asyncio.timeout(_WAIT_S):
             await self._begun
 
-    def text(self) -> str:
-        """The text of the last answer, in one piece or streamed."""
-        return b"".join(_CONTENT.findall(self.reply)).decode()
+    def length(self) -> int:
+        """The tokens of the last answer, in one piece or streamed; of a vector its values."""
+        return self._route.length(self.reply)
 
     def close(self) -> None:
         self._transport.close()
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
                 waited.exception()  # perhaps no caller waits for it
 
     def data_received(self, data: bytes) -> None:
-        if not self._first_ns and _CONTENT.search(data):
+        if not self._first_ns and (self._route.token.search(data) or self._route.whole.search(data)):
             self._first_ns = time.perf_counter_ns()
         self.reply += data
         if not self._begun.done():

@@ -19,15 +19,23 @@ from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import Joined, ToProxy
 from bench.lab.proxy.backend import IDENTITY
 from bench.lab.proxy.client import Took
+from bench.lab.proxy.model import VECTORS
 
 _NUMBER = ProxyId(2)
 _PROMPT = (1,) * 64
 _WAIT_S = 60.0
 
 
-class _CompletionBody(Struct):
+class _Body(Struct):
+    """Of any route; an answer's tokens have another name in each."""
+
     model: ModelId
-    max_tokens: int
+    max_tokens: int = 1
+    max_output_tokens: int = 0
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.max_output_tokens or self.max_tokens, pools=self.model == VECTORS)
 
 
 class Direct:
@@ -44,9 +52,9 @@ class Direct:
 
     async def ask(self, body: bytes) -> Took:
         """Of the body that a client sends it takes what an instance is told."""
-        completion = msgspec.json.decode(body, type=_CompletionBody)
+        asked = msgspec.json.decode(body, type=_Body)
         request, sent_ns, first_ns = nth_request(_NUMBER, next(self._count)), time.perf_counter_ns(), 0
-        job = Job(request, 1, completion.model, _PROMPT, Sampling(completion.max_tokens), time.monotonic_ns())
+        job = Job(request, 1, asked.model, _PROMPT, asked.sampling, time.monotonic_ns())
         self._hub.send(IDENTITY, [Submit(job)])
         async with asyncio.timeout(_WAIT_S):
             while True:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from aegis.core.ids import ModelId
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec, Pooling
 from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER
 
 AT_ONCE = ModelId("at-once")
+AT_ONCE_MESSAGES = ModelId("at-once-messages")
+"""The same; LiteLLM has a name for each provider."""
+
+VECTORS = ModelId("vectors")
 SILENT = ModelId("silent")
 WORD = "x"
 """The text of an answer, a token each time."""
 
 TOKEN = ord(WORD)
+VECTOR = [round(math.sin(n), 6) for n in range(384)]
+"""What `VECTORS` makes of any text."""
+
+QUESTION = "Tell me a short story about a lamp, a boat and the wind."
 _CONTEXT_TOKENS = 8192
 _VOCABULARY = 256
 _TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-_QUESTION = "Tell me a short story about a lamp, a boat and the wind."
-
-
-def body(*, model: ModelId = AT_ONCE, tokens: int, stream: bool) -> bytes:
-    """The body of a chat completion."""
-    messages = [{"role": "user", "content": _QUESTION}]
-    return msgspec.json.encode({"model": model, "messages": messages, "max_tokens": tokens, "stream": stream})
 
 
 def write_text(directory: Path, vocabulary: int = _VOCABULARY) -> None:
@@ -58,6 +59,7 @@ def spec(model: ModelId, directory: Path) -> ModelSpec:
         hidden_size=8,
         intermediate_size=8,
         parameters=1 << 18,
+        pooling=Pooling(len(VECTOR), ("mean",)) if model == VECTORS else None,
     )
     return ModelSpec(model, manifest, str(directory), "", str(directory))
 

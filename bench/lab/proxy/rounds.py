@@ -17,7 +17,8 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from bench.common.processes import cpu_s, resident_bytes
 from bench.lab.proxy.client import Asker, Connection, Took
-from bench.lab.proxy.model import SILENT, WORD, body
+from bench.lab.proxy.model import SILENT, VECTOR
+from bench.lab.proxy.routes import CHAT, Route
 from bench.lab.proxy.sides import Side
 
 SHORT_TOKENS = 16
@@ -45,6 +46,7 @@ class Latency(Struct, frozen=True):
     added_p50_ms: float
     added_p99_ms: float
     added_first_ms: float  # before the first token; that of an answer in one piece is its end
+    processor_ms: float = 0.0  # of the proxy, for each
 
 
 class Rate(Struct, frozen=True):
@@ -73,23 +75,24 @@ class Idle(Struct, frozen=True):
     beside: tuple[Latency, ...]
 
 
-async def warm_up(side: Side, asks: int) -> None:
+async def warm_up(side: Side, asks: int, route: Route = CHAT) -> None:
     """The first requests of a process are not measured. Raises UserError if an answer is not as expected."""
-    connection = await Connection.open(side.port)
-    for stream in (False, True):
-        content = body(tokens=SHORT_TOKENS, stream=stream)
+    connection = await Connection.open(side.port, route)
+    expected = SHORT_TOKENS if route.streams else len(VECTOR)
+    for stream in (False, True) if route.streams else (False,):
+        content = route.body(tokens=SHORT_TOKENS, stream=stream)
         await _ask(side.direct, content, asks)
         await _ask(connection, content, asks)
-        if connection.text() != WORD * SHORT_TOKENS:
-            raise UserError(f"{side.name} does not answer with {SHORT_TOKENS} tokens: {connection.reply[-500:]!r}")
+        if connection.length() != expected:
+            raise UserError(f"{side.name}, {route.path}: {connection.length()}, not {expected}: {connection.reply!r}")
     connection.close()
 
 
 async def measure(side: Side, plan: Plan) -> Round:
     """Raises UserError if an answer is none."""
     return Round(
-        whole=await _latency(side, plan.asks, stream=False),
-        stream=await _latency(side, plan.asks, stream=True),
+        whole=await latency(side, plan.asks, stream=False),
+        stream=await latency(side, plan.asks, stream=True),
         requests=await _rate(side, plan, tokens=SHORT_TOKENS, stream=False, each=1),
         tokens=await _rate(side, plan, tokens=LONG_TOKENS, stream=True, each=LONG_TOKENS),
     )
@@ -111,7 +114,7 @@ async def measure_idle(sides: tuple[Side, Side], plan: Plan) -> Idle:
             order = ((free, holder, without), (holder, free, beside))
             for side, other, latencies in order if pair % 2 else reversed(order):
                 with _stopped(other.pid):
-                    latencies.append(await _latency(side, plan.idle_asks, stream=False))
+                    latencies.append(await latency(side, plan.idle_asks, stream=False))
         for stream in streams:
             stream.close()
         await _rest(holder)
@@ -127,10 +130,13 @@ def _stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:
-    content = body(tokens=SHORT_TOKENS, stream=stream)
-    connection = await Connection.open(side.port)
-    direct, through = await _ask(side.direct, content, asks), await _ask(connection, content, asks)
+async def latency(side: Side, asks: int, *, stream: bool, route: Route = CHAT) -> Latency:
+    """Raises UserError if an answer is none."""
+    content = route.body(tokens=SHORT_TOKENS, stream=stream)
+    connection = await Connection.open(side.port, route)
+    direct, used_s = await _ask(side.direct, content, asks), cpu_s(side.pid)
+    through = await _ask(connection, content, asks)
+    used_s = cpu_s(side.pid) - used_s
     connection.close()
     base_ns = statistics.median(took.total_ns for took in direct)
     first_ns = statistics.median(t.first_ns for t in through) - statistics.median(d.first_ns for d in direct)
@@ -140,6 +146,7 @@ async def _latency(side: Side, asks: int, *, stream: bool) -> Latency:
         added_p50_ms=(statistics.median(totals_ns) - base_ns) / NS_PER_MS,
         added_p99_ms=(totals_ns[len(totals_ns) * 99 // 100] - base_ns) / NS_PER_MS,
         added_first_ms=first_ns / NS_PER_MS,
+        processor_ms=1e3 * used_s / asks,
     )
 
 
@@ -149,7 +156,7 @@ async def _ask(asker: Asker, content: bytes, asks: int) -> list[Took]:
 
 async def _rate(side: Side, plan: Plan, *, tokens: int, stream: bool, each: int) -> Rate:
     """Every client asks again as soon as it was answered; `each` is what an answer counts."""
-    content = body(tokens=tokens, stream=stream)
+    content = CHAT.body(tokens=tokens, stream=stream)
     connections = [await Connection.open(side.port) for _ in range(plan.concurrency)]
     used_s, began_s = cpu_s(side.pid), time.monotonic()
     done = sum(await asyncio.gather(*[_ask_until(c, content, began_s + plan.seconds) for c in connections]))
@@ -169,7 +176,7 @@ async def _ask_until(connection: Connection, content: bytes, end_s: float) -> in
 
 async def _open_idle(side: Side, streams: int) -> Sequence[Connection]:
     """Streams that have begun and have no token yet."""
-    content = body(model=SILENT, tokens=SHORT_TOKENS, stream=True)
+    content = CHAT.body(model=SILENT, tokens=SHORT_TOKENS, stream=True)
     opened = list[Connection]()
     while len(opened) < streams:
         part = [await Connection.open(side.port) for _ in range(min(_OPENING, streams - len(opened)))]

@@ -25,12 +25,14 @@ from bench.lab.proxy.backend import BackendSettings
 from bench.lab.proxy.child import Child, running
 from bench.lab.proxy.client import Asker, Connection
 from bench.lab.proxy.direct import open_direct
-from bench.lab.proxy.model import AT_ONCE, SILENT, spec, write_text
+from bench.lab.proxy.model import AT_ONCE, AT_ONCE_MESSAGES, SILENT, VECTORS, spec, write_text
+from bench.lab.proxy.routes import ROUTES
 from proxy.live.serving import http_settings
 from proxy.live.settings import ProxySettings
 
 _HOST = "127.0.0.1"
 _NUMBER = ProxyId(1)
+_MODELS = AT_ONCE, AT_ONCE_MESSAGES, VECTORS
 _LOOK_S = 120.0
 _LITELLM = "from litellm.proxy.proxy_cli import run_server; run_server()"
 _LITELLM_ENVIRONMENT = {
@@ -60,7 +62,7 @@ async def aegis_side(core: int) -> AsyncIterator[Side]:
         directory, port = Path(name), _free_port()
         write_text(directory)
         node = f"ipc://{directory}/proxies"
-        backend = BackendSettings(node, tuple(spec(model, directory) for model in (AT_ONCE, SILENT)))
+        backend = BackendSettings(node, tuple(spec(model, directory) for model in (*_MODELS, SILENT)))
         async with open_store(config.redis) as store:
             settings = _settings(config, node, f"ipc://{directory}/proxy", port, store.settings)
             command = [sys.executable, "-m", "proxy.live.process", settings.name]
@@ -76,8 +78,8 @@ async def aegis_side(core: int) -> AsyncIterator[Side]:
 
 @asynccontextmanager
 async def litellm_side(python: Path, core: int) -> AsyncIterator[Side]:
-    """LiteLLM's proxy with one model, one worker, no keys and no database; `python` is the interpreter that has it.
-    Raises UserError."""
+    """LiteLLM's proxy with a model for each provider, one worker, no keys and no database; `python` is the interpreter
+    that has it. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="aegis-") as name:
         file, port = Path(name) / "config.yaml", _free_port()
         with running([sys.executable, "-m", "bench.lab.proxy.upstream"]) as upstream:
@@ -134,8 +136,17 @@ def _settings(config: Config, node: str, address: str, port: int, store: StoreSe
 
 
 def _litellm_config(upstream_port: int) -> dict[str, object]:
-    upstream = {"model": f"openai/{AT_ONCE}", "api_base": f"http://{_HOST}:{upstream_port}/v1", "api_key": "none"}
-    return {"model_list": [{"model_name": AT_ONCE, "litellm_params": upstream}]}
+    """Each route is sent on as it came, which costs LiteLLM least."""
+    bases = {"openai": f"http://{_HOST}:{upstream_port}/v1", "anthropic": f"http://{_HOST}:{upstream_port}"}
+    providers = {route.model: route.provider for route in ROUTES.values()}
+    models = [
+        {
+            "model_name": model,
+            "litellm_params": {"model": f"{provider}/{model}", "api_base": bases[provider], "api_key": "none"},
+        }
+        for model, provider in providers.items()
+    ]
+    return {"model_list": models}
 
 
 async def _up(proxy: Child, port: int, path: str) -> None:

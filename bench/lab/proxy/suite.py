@@ -15,12 +15,12 @@ from statistics import median
 
 import uvloop
 from msgspec import Struct
-from rich.console import Console
 
 from aegis.core.clock import NS_PER_MS
 from bench.common import result_files
 from bench.common.machine import Machine, describe
 from bench.lab.proxy.child import Cores, kept_to
+from bench.lab.proxy.figures import LATENCY_RATIO_MAX, RATE_RATIO_MIN, Row, compared, show
 from bench.lab.proxy.rounds import Idle, Plan, Round, measure, measure_idle, warm_up
 from bench.lab.proxy.sides import aegis_side, litellm_side, litellm_version
 
@@ -50,25 +50,10 @@ def _took_ns(turns: int) -> int:
     return time.perf_counter_ns() - began_ns
 
 
-LATENCY_RATIO_MAX = 0.25
-RATE_RATIO_MIN = 4.0
 IDLE_MIB_MAX = 200.0
 IDLE_RATIO_MAX = 1.1
 _WARM_UP = 50
 _MIB = 1 << 20
-
-
-class Row(Struct, frozen=True):
-    """A figure of both proxies, or of aegis's alone; `wanted` is of the last number that is there: the ratio, or
-    aegis's own. `ok` None: it was measured for information."""
-
-    name: str
-    unit: str
-    aegis: float
-    litellm: float | None = None
-    ratio: float | None = None
-    wanted: str = ""
-    ok: bool | None = None
 
 
 class Result(Struct, frozen=True):
@@ -95,7 +80,7 @@ def run(json_path: Path | None = None, *, litellm: Path | None = None, plan: Pla
         ours, theirs, paces, idle = uvloop.run(_measure(litellm, cores, plan))
     rows = (*_compared(ours, theirs), _pace_row(paces), *_idle_rows(idle))
     result = Result(machine, version, plan, rows, tuple(ours), tuple(theirs), tuple(paces), idle)
-    _print(result)
+    show(rows, alone=version is None)
     if json_path:
         result_files.write_json(json_path, result)
     return result
@@ -127,14 +112,7 @@ def _warm_up(plan: Plan) -> int:
 def _compared(ours: Sequence[Round], theirs: Sequence[Round]) -> list[Row]:
     def row(name: str, unit: str, of: Callable[[Round], float], most: float | None, least: float | None) -> Row:
         mine, other = median(map(of, ours)), median(map(of, theirs)) if theirs else None
-        if other is None:
-            return Row(name, unit, mine)
-        ratio = mine / other
-        if most is not None:
-            return Row(name, unit, mine, other, ratio, f"≤ {most:g}", ratio <= most)
-        if least is not None:
-            return Row(name, unit, mine, other, ratio, f"≥ {least:g}", ratio >= least)
-        return Row(name, unit, mine, other, ratio)
+        return compared(name, unit, mine, other, most=most, least=least)
 
     latency, rate = LATENCY_RATIO_MAX, RATE_RATIO_MIN
     return [
@@ -169,14 +147,3 @@ def _idle_rows(idle: Idle) -> list[Row]:
         Row(f"{name}: a request's p50, ÷ without", "", p50, wanted=f"≤ {IDLE_RATIO_MAX:g}", ok=p50 <= IDLE_RATIO_MAX),
         Row(f"{name}: its p99, ÷ without", "", p99),
     ]
-
-
-def _print(result: Result) -> None:
-    console = Console(markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{'':46} {'aegis':>9} {'LiteLLM':>9} {'ratio':>7}")
-    for row in result.figures:
-        name = f"{row.name}, {row.unit}" if row.unit else row.name
-        litellm, ratio = (f"{value:9.4g}" if value is not None else "" for value in (row.litellm, row.ratio))
-        console.print(f"{name:46} {row.aegis:9.4g} {litellm:>9} {ratio:>9} {row.wanted}".rstrip())
-    if result.litellm is None:
-        console.print("LiteLLM was not measured: --litellm PYTHON names an interpreter that has litellm[proxy].")

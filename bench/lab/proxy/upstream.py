@@ -1,4 +1,4 @@
-"""A process that answers chat completions over HTTP at once: what LiteLLM's proxy is put before.
+"""A process that answers over HTTP at once: what LiteLLM's proxy is put before.
 
 Started as `python -m bench.lab.proxy.upstream`; it prints its port. It reads of a request what it needs, and of a
 stream it writes a token at a time, those of all streams in turn, as a server that decodes in batches does.
@@ -8,54 +8,64 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import uvloop
 from msgspec import Struct
 
-from bench.lab.proxy.model import AT_ONCE, WORD
-
-_HEAD = "HTTP/1.1 200 OK\r\ncontent-type: "
-_STREAM_HEAD = f"{_HEAD}text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+from bench.lab.proxy.upstream_replies import REPLIES, STREAM_HEAD, Reply
 
 
-class _CompletionBody(Struct):
-    max_tokens: int
+class _Body(Struct):
+    """Of any route; an answer's tokens have another name in each."""
+
+    max_tokens: int = 1
+    max_output_tokens: int = 0
     stream: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.max_output_tokens or self.max_tokens
+
+
+class _Stream(Struct):
+    reply: Reply
+    tokens: int
+    left: int
 
 
 class _Streams:
     """Of all connections."""
 
     def __init__(self) -> None:
-        self._left: dict[asyncio.Transport, int] = {}
+        self._running: dict[asyncio.Transport, _Stream] = {}
         self._some = asyncio.Event()
 
-    def add(self, transport: asyncio.Transport, tokens: int) -> None:
-        self._left[transport] = tokens
+    def add(self, transport: asyncio.Transport, reply: Reply, tokens: int) -> None:
+        self._running[transport] = _Stream(reply, tokens, tokens)
         self._some.set()
 
     def drop(self, transport: asyncio.Transport) -> None:
-        self._left.pop(transport, None)
+        self._running.pop(transport, None)
 
     async def write(self) -> None:
         """Until it is cancelled."""
         while True:
             await self._some.wait()
-            while self._left:
+            while self._running:
                 self._step()
                 await asyncio.sleep(0)
             self._some.clear()
 
     def _step(self) -> None:
-        for transport, left in list(self._left.items()):
-            if left:
-                transport.write(_TOKEN)
-                self._left[transport] = left - 1
+        for transport, stream in list(self._running.items()):
+            if stream.left:
+                transport.write(stream.reply.token)
+                stream.left -= 1
             else:
-                transport.write(_LAST)
-                del self._left[transport]
+                transport.write(stream.reply.last(stream.tokens))
+                del self._running[transport]
 
 
 class _Connection(asyncio.Protocol):
@@ -79,12 +89,12 @@ class _Connection(asyncio.Protocol):
         if not found or len(rest) < _length(head):
             return
         self._received = b""
-        completion = msgspec.json.decode(rest, type=_CompletionBody)
-        if completion.stream:
-            self._transport.write(_STREAM_HEAD)
-            self._streams.add(self._transport, completion.max_tokens)
+        body, reply = msgspec.json.decode(rest, type=_Body), REPLIES[_path(head)]
+        if body.stream:
+            self._transport.write(STREAM_HEAD + reply.begin)
+            self._streams.add(self._transport, reply, body.tokens)
         else:
-            self._transport.write(_whole(completion.max_tokens))
+            self._transport.write(reply.in_one_piece(body.tokens))
 
 
 def _length(head: bytes) -> int:
@@ -92,29 +102,8 @@ def _length(head: bytes) -> int:
     return next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
 
 
-def _answer(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
-    chosen = {"index": 0, "finish_reason": None, **choice}
-    return {"id": "chatcmpl-1", "object": kind, "created": 1, "model": AT_ONCE, "choices": [chosen]}
-
-
-def _event(choice: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(_answer("chat.completion.chunk", choice)) + b"\n\n"
-
-
-def _chunk(data: bytes) -> bytes:
-    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
-
-
-def _whole(tokens: int) -> bytes:
-    message = {"role": "assistant", "content": WORD * tokens}
-    usage = {"prompt_tokens": 64, "completion_tokens": tokens, "total_tokens": 64 + tokens}
-    answer = _answer("chat.completion", {"message": message, "finish_reason": "length"}) | {"usage": usage}
-    data = msgspec.json.encode(answer)
-    return f"{_HEAD}application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
-
-
-_TOKEN = _chunk(_event({"delta": {"role": "assistant", "content": WORD}}))
-_LAST = _chunk(_event({"delta": {}, "finish_reason": "length"}) + b"data: [DONE]\n\n") + b"0\r\n\r\n"
+def _path(head: bytes) -> bytes:
+    return head.split(b" ", 2)[1].partition(b"?")[0]
 
 
 async def _serve() -> None:

@@ -7,20 +7,21 @@ These read checkpoints from the server's disk, so not every client may call them
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.limits import Limits
-from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, ModelChange
+from aegis.core.model import PACES, SLO_NS_MAX, SLO_NS_MIN, ModelChange, Pace
 from aegis.core.request import PRIORITY_MAX
 from aegis.telemetry.registration import Waiting
 from proxy.http.client_disconnect import while_connected
 from proxy.http.fields import Fields
 from proxy.http.openai.models import ComingCard, ModelCard, card_of, coming_cards, find
 from proxy.http.openapi import COMMANDING, EVENTS, LOOKING, operation
-from proxy.http.parameters import Flag, Integer, Nested, Number, Text
+from proxy.http.parameters import Flag, Integer, Nested, Number, OneOf, Text
 from proxy.http.replies import json_reply
 from proxy.http.request.body import ModelBody, read_body
 from proxy.http.security.authorise import authorise
@@ -54,6 +55,7 @@ class UpdateBody(ModelBody):
     limits = Nested(LimitsFields)
     priority = Integer(None, low=-PRIORITY_MAX, high=PRIORITY_MAX)
     pin = Flag(None)
+    pace = OneOf(PACES)
 
 
 class Gone(Struct, frozen=True):
@@ -116,7 +118,7 @@ async def watch_models(request: Request) -> Response:
     **operation("Change a model that is served", ModelCard, takes=UpdateBody, problems=COMMANDING),
 )
 async def update_model(request: Request) -> Response:
-    """Body: `model` and what is to become another: `slo`, `priority`, `limits`, `pin`. What is left out stays;
+    """Body: `model` and what is to become another: `slo`, `priority`, `limits`, `pin`, `pace`. What is left out stays;
     `limits` are told as a whole."""
     body = await read_body(request, UpdateBody, settings_of(request).body_bytes_max)
     name, slo, limits = body.model, body.slo or SloFields({}), body.limits
@@ -127,6 +129,7 @@ async def update_model(request: Request) -> Response:
         priority=body.priority,
         limits=_read_limits(limits) if limits is not None else None,
         pinned=body.pin,
+        pace=cast("Pace | None", body.pace),
     )
     for part in (slo, body):
         part.end()

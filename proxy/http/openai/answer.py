@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from msgspec import Raw, structs
 
 from aegis.core.errors import UserError
-from aegis.core.request import Pace
+from aegis.core.model import Pace
 from aegis.telemetry.logs import log_text
 from proxy.http.call_records import RecordedCall
 from proxy.http.client_disconnect import while_connected
@@ -75,7 +75,7 @@ async def answer(
         note(request.scope, model=model, prompt_tokens=usage.prompt_tokens, tokens=usage.completion_tokens)
 
     if parameters.stream:
-        writer = _writer(call, shape, parameters.pace or settings.pace)
+        writer = _writer(call, shape, parameters.pace or served.pace or settings.pace)
         return EventStream(writer, keep_alive_of(request), close=close, status=call.status, failed=shape.failed)
     try:
         return await _whole(request, call, shape)

@@ -11,8 +11,8 @@ from functools import partial
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.model import Slo
-from aegis.core.request import Failure, Pace, Sampling, Token
+from aegis.core.model import Pace, Slo
+from aegis.core.request import Failure, Sampling, Token
 from aegis.models.text.text_model import TextModel
 from proxy.http.call_records import CallRecord
 from proxy.http.market import Delivery, Delta, Failed, Finished, Market, PromptScores, Reused, SequenceHandle, Served

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
-from aegis.core.model import Slo
+from aegis.core.model import Pace, Slo
 from proxy.http.errors import nearest, shown
 from proxy.http.market import Market, Served
 from proxy.http.openapi import operation
@@ -44,6 +44,7 @@ class ModelCard(Struct, frozen=True):
     slo: SloCard
     limits: Limits
     task: str
+    pace: Pace | None = None  # of its streams, where it is not the server's
     detail: str | None = None
     object: str = "model"
     owned_by: str = "aegis"
@@ -84,6 +85,7 @@ def card_of(served: Served) -> ModelCard:
         slo=_slo_card(served.spec.slo),
         limits=served.limits,
         task=task_of(served),
+        pace=served.pace,
         detail=served.detail or served.spec.note or None,
     )
 

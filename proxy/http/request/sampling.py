@@ -9,8 +9,8 @@ from typing import Any, cast
 from msgspec import Struct, structs
 
 from aegis.core.errors import UserError
-from aegis.core.model import ModelSpec
-from aegis.core.request import PACES, PRIORITY_MAX, Pace, Sampling
+from aegis.core.model import PACES, ModelSpec, Pace
+from aegis.core.request import PRIORITY_MAX, Sampling
 from aegis.core.rng import derive
 from proxy.http.errors import shown
 from proxy.http.fields import Fields, Schema, Unsupported

@@ -15,39 +15,54 @@ T = TypeVar("T")
 class SmoothPace(Generic[T]):
     """When the parts of one stream leave, of which most have a token.
 
-    Token i leaves when it is made, but no earlier than i times TBT after the first one left, or after the first one was
-    due, if that was earlier; what has no token leaves with the one before. So (1) parts leave in order; (2) who is on
-    time when made is on time when it leaves; (3) while tokens are there, two leave no more than a TBT apart; (4) a
-    stream that is late is never held back.
+    A token leaves when it is made, but no earlier than a TBT after the one before was to leave, or 7/5 of it while the
+    tokens in hand would not cover the longest gap so far, and never later than its deadline for that. What has no token
+    leaves with the one before. So (1) parts leave in order; (2) who is on time when made is on time when it leaves; (3)
+    while tokens are there, two leave no more than 7/5 of a TBT apart; (4) a stream that is late is never held back; (5)
+    behind a gap that was not covered there is no burst: as far as deadlines allow, what was made late stays late, and
+    covers the next gap of that length.
     """
 
-    __slots__ = ("_begun_ns", "_first_due_ns", "_left", "_tbt_ns", "_waiting")
+    __slots__ = ("_arrival_ns", "_in_hand", "_left", "_longest_ns", "_made_ns", "_next_ns", "_slo", "_waiting")
 
     def __init__(self, slo: Slo, arrival_ns: int) -> None:
-        self._tbt_ns = slo.tbt_ns
-        self._first_due_ns = slo.due_ns(arrival_ns, 0)
-        self._begun_ns: int | None = None
-        self._left = 0  # tokens
-        self._waiting: deque[tuple[T, int]] = deque()
+        self._slo = slo
+        self._arrival_ns = arrival_ns
+        self._in_hand = 0  # tokens
+        self._left = 0
+        self._next_ns = 0  # when the next one may leave, if its deadline is later
+        self._made_ns: int | None = None  # the last token
+        self._longest_ns = slo.gap_ns  # between two that were made: even a stream that runs may pause so long
+        self._waiting: deque[tuple[T, int, int]] = deque()
 
-    def made(self, part: T, *, tokens: int) -> None:
-        self._waiting.append((part, tokens))
+    def made(self, part: T, *, tokens: int, now_ns: int) -> None:
+        if tokens:
+            if self._made_ns is not None:
+                self._longest_ns = max(self._longest_ns, now_ns - self._made_ns)
+            self._made_ns = now_ns
+        self._in_hand += tokens
+        self._waiting.append((part, tokens, now_ns))
 
     def leaving(self, now_ns: int) -> list[T]:
         """Those that leave now."""
         leaving = list[T]()
         while self._waiting and (not self._waiting[0][1] or self.next_ns <= now_ns):
-            part, tokens = self._waiting.popleft()
-            if tokens and self._begun_ns is None:
-                self._begun_ns = min(now_ns, self._first_due_ns)
+            part, tokens, made_ns = self._waiting.popleft()
+            self._in_hand -= tokens
+            if tokens:
+                self._next_ns = max(self.next_ns, made_ns) + tokens * self._spacing_ns()
             self._left += tokens
             leaving.append(part)
         return leaving
 
+    def _spacing_ns(self) -> int:
+        tbt_ns = self._slo.tbt_ns
+        return tbt_ns if self._in_hand * tbt_ns >= self._longest_ns else tbt_ns * 7 // 5
+
     @property
     def next_ns(self) -> int:
         """When the next token may leave; 0: at any time."""
-        return 0 if self._begun_ns is None else self._begun_ns + self._left * self._tbt_ns
+        return min(self._next_ns, self._slo.due_ns(self._arrival_ns, self._left)) if self._left else 0
 
     @property
     def waits(self) -> bool:
@@ -55,7 +70,7 @@ class SmoothPace(Generic[T]):
 
     def rest(self) -> list[T]:
         """All that is left, at once."""
-        left = [part for part, _ in self._waiting]
+        left = [part for part, _, _ in self._waiting]
         self._waiting.clear()
         return left
 
@@ -69,7 +84,7 @@ async def paced(
     async def read() -> None:
         try:
             async for part in parts:
-                pace.made(part, tokens=tokens(part))
+                pace.made(part, tokens=tokens(part), now_ns=now_ns())
                 more.set()
         finally:
             more.set()

@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from aegis.config.config import Config
 from aegis.config.keyring import read_keyring
 from aegis.config.sources import load
 from aegis.core.api_keys import Caller, Keyring
-from aegis.core.ids import ProxyId
+from aegis.core.ids import ModelId, ProxyId
 from aegis.core.limits import Limits
 from aegis.launcher import config_watch
 from aegis.launcher.config_watch import ConfigWatch
+from aegis.models.sources import Source
 from aegis.transport.node_messages import KeysSet
 from tests.unit.node.test_node import HERE, THERE, End, Stand
 
@@ -197,3 +199,9 @@ def test_a_file_that_is_gone_or_emptied_changes_nothing_and_is_told_once(
             await watching
 
     asyncio.run(main())
+
+
+def test_a_model_on_other_terms_is_the_same_model_and_one_of_another_type_is_not() -> None:
+    before = Source(ModelId("m"), "/m")
+    others = (replace(before, pace="smooth"), replace(before, priority=1, pin=True), replace(before, dtype="float32"))
+    assert [config_watch._is_another(before, after) for after in others] == [False, False, True]

@@ -34,6 +34,15 @@ def test_models_of_the_file_have_what_it_says_of_them(tmp_path: Path) -> None:
     assert source.slo == Slo(3_000_000_000, 50_000_000, 200_000_000)
 
 
+def test_the_pace_of_a_model_is_its_own_or_the_servers(tmp_path: Path) -> None:
+    file = tmp_path / "aegis.yaml"
+    file.write_text("server: {pace: smooth}\nmodels: {a: {path: a, pace: made}, b: {path: b}}\n")
+    assert [source.pace for source in sources_of(load({"config": file}, {}), demo=False)] == ["made", "smooth"]
+    file.write_text("models: {a: {path: a, pace: slow}}\n")
+    with pytest.raises(UserError, match=r"models\.a\.pace"):
+        load({"config": file}, {})
+
+
 def test_a_model_may_be_at_an_address_and_lazy(tmp_path: Path) -> None:
     file = tmp_path / "aegis.yaml"
     file.write_text("models: {a: {url: 'hf://org/a@v1', lazy: true}, b: {path: b, lazy: true}}\n")

@@ -310,6 +310,17 @@ def test_a_gap_target_shorter_than_what_a_stream_needs_is_refused_with_what_is_p
     assert catalogue.models()[model].spec.slo.gap_ns == int(possible[1]) * 1_000_000
 
 
+def test_a_model_has_another_pace_at_once_and_keeps_it() -> None:
+    catalogue = _catalogue(host_slabs=10, context_tokens=16)
+    catalogue._wire = _Node()
+    (model,) = catalogue.models()
+    for change, pace in ((ModelChange(pace="smooth"), "smooth"), (ModelChange(priority=1), "smooth")):
+        asyncio.run(catalogue.change(model, change))
+        assert catalogue.models()[model].pace == pace
+    asyncio.run(catalogue.change(model, ModelChange(pace="made")))
+    assert catalogue.models()[model].pace == "made"
+
+
 def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None:
     async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()

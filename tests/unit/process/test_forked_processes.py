@@ -32,6 +32,13 @@ MODULES = {
         "print(json.dumps([__name__, sys.argv[1:], sys.stdin.read(), os.environ['ADDED'], preloaded, leads]))\n"
     ),
     "ends": "import sys\nexec(sys.argv[1])",
+    "lazy": (
+        "had = []\n"
+        "def __getattr__(name):\n"
+        "    if name != 'PART':\n"
+        "        raise AttributeError(name)\n"
+        "    had.append(name)\n"
+    ),
     "waits": "import signal\nprint('up', flush=True)\nsignal.pause()",
 }
 
@@ -46,7 +53,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str]) -> Iterator[ForkServer]:
-    with closing(ForkServer(["broken", "imported"], environment)) as server:
+    with closing(ForkServer(["broken", "imported", "lazy:MISSING", "lazy:PART"], environment)) as server:
         yield server
 
 
@@ -103,6 +110,11 @@ def test_it_ends_as_any_program(server: ForkServer, program: str, code: int, sai
     ended, _, err, _ = run(output(server, "ends", program))
     assert ended == code
     assert err.endswith(said) and bool(err) == bool(said)
+
+
+def test_a_named_part_of_a_module_was_asked_for_before(server: ForkServer) -> None:
+    code, _, told, _ = run(output(server, "ends", "import lazy, sys; sys.exit(7 if lazy.had == ['PART'] else 1)"))
+    assert code == 7, told
 
 
 def test_many_are_started_at_once_and_each_is_killed_alone(server: ForkServer) -> None:

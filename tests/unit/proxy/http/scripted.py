@@ -23,7 +23,7 @@ from aegis.core.decision import Decision
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Pooling, Slo
+from aegis.core.model import KvLayer, KvShape, Manifest, ModelChange, ModelSpec, Pace, Pooling, Slo
 from aegis.core.request import FinishReason, Sampling, Token
 from aegis.engine.grammar.trials import GrammarTrials
 from aegis.models.text.text_model import TextModel
@@ -154,6 +154,7 @@ class ScriptedModel:
     kv_limit_tokens: int = 1_000_000
     priority: int = 0
     limits: Limits = UNLIMITED
+    pace: Pace | None = None
     pinned: bool = False
 
 
@@ -287,6 +288,7 @@ class ScriptedMarket:
         model.priority = model.priority if change.priority is None else change.priority
         model.limits = model.limits if change.limits is None else change.limits
         model.pinned = model.pinned if change.pinned is None else change.pinned
+        model.pace = change.pace or model.pace
         return model
 
     async def metrics(self) -> bytes:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.limits import UNLIMITED, Limits
-from aegis.core.model import ModelSpec, TensorEntry
+from aegis.core.model import ModelSpec, Pace, TensorEntry
 from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.launcher.remote_proxy import RemoteProxy
 from aegis.sim.faults.fake_models import make_spec
@@ -52,6 +52,7 @@ class Model:
     kv_limit_tokens: int = 100
     priority: int = 0
     limits: Limits = UNLIMITED
+    pace: Pace | None = None
     pinned: bool = False
 
 

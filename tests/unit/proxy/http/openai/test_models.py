@@ -43,6 +43,7 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "slo": {"ttft_ms": 10_000.0, "tbt_ms": 100.0, "gap_ms": 500.0},
             "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
             "task": "generate",
+            "pace": None,
             "detail": None,
             "object": "model",
             "owned_by": "aegis",
@@ -85,6 +86,8 @@ def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
     }
     card = update(limits={"concurrent": 4}, pin=True).json()
     assert (card["priority"], card["limits"]["concurrent"], card["pinned"]) == (-3, 4, True)
+    card = update(pace="smooth").json()
+    assert (card["pace"], card["priority"], card["pinned"]) == ("smooth", -3, True)
     assert update(limits={}, pin=False).json()["limits"]["concurrent"] is None
     for changes, param in (
         ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
@@ -92,6 +95,7 @@ def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
         ({"limits": {"concurrent": 0}}, "limits.concurrent"),
         ({"priority": 9}, "priority"),
         ({"pin": 1}, "pin"),
+        ({"pace": "slow"}, "pace"),
         ({"dtype": "float32"}, "dtype"),
     ):
         reply = update(**changes)

@@ -1,4 +1,4 @@
-"""Laws 1 to 4 of `SmoothPace`, and streams at that pace."""
+"""Laws 1 to 5 of `SmoothPace`, and streams at that pace."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from proxy.http.streaming.pace import SmoothPace, paced
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, post, says
 
 TBT_NS = 100
+SLOW_NS = 140
+"""Apart, while more are to be in hand."""
+
 SLO = Slo(ttft_ns=1000, tbt_ns=TBT_NS, gap_ns=500)
 
 
@@ -34,7 +37,7 @@ def left_at(made_ns: list[int], arrival_ns: int = 0) -> list[int]:
             now_ns = min(now_ns, max(pace.next_ns, left[-1] if left else 0))
         while numbers and numbers[0][1] <= now_ns:
             number, _ = numbers.pop(0)
-            pace.made(number, tokens=int(number < len(made_ns)))
+            pace.made(number, tokens=int(number < len(made_ns)), now_ns=now_ns)
         for number in pace.leaving(now_ns):
             order.append(number)
             left.append(now_ns)
@@ -55,14 +58,33 @@ def test_tokens_leave_in_order_on_time_and_never_further_apart_than_they_have_to
         assert left <= max(made, SLO.due_ns(0, at)), "law 2"
     for at, (before, after) in enumerate(pairwise(left_ns)):
         if made_ns[at + 1] <= before:
-            assert after - before <= TBT_NS, "law 3"
+            assert after - before <= SLOW_NS, "law 3"
         if made_ns[at] > SLO.due_ns(0, at):
             assert before == made_ns[at], "law 4"
 
 
 def test_what_was_made_ahead_covers_a_gap() -> None:
     made_ns = [50] * 10 + [50 + 9 * TBT_NS] * 3
-    assert left_at(made_ns) == [50 + TBT_NS * i for i in range(13)]
+    left_ns = left_at(made_ns)
+    assert [after - before for before, after in pairwise(left_ns)] == [TBT_NS] * 5 + [SLOW_NS] * 7
+
+
+def test_tokens_leave_faster_once_enough_are_in_hand_for_the_longest_gap_so_far() -> None:
+    made_ns = [0, 800, *[810] * 20]
+    gaps = [after - before for before, after in pairwise(left_at(made_ns))]
+    assert gaps == [800] + [SLOW_NS] + [TBT_NS] * 12 + [SLOW_NS] * 6 + [120]
+    assert sum(gaps) == SLO.due_ns(0, 21), "the last one leaves by its deadline"
+
+
+def test_a_gap_that_was_not_covered_is_seen_once() -> None:
+    made_ns = [*[0] * 4, *(at for at in range(900, 20_000, 900) for _ in range(9))]
+    gaps = [after - before for before, after in pairwise(left_at(made_ns))]
+    assert max(gaps[:4]) > SLOW_NS and max(gaps[4:]) <= SLOW_NS, "law 5"
+
+
+def test_what_is_in_hand_leaves_by_its_deadline() -> None:
+    assert [SLO.due_ns(0, at) for at in range(4)] == [1000, 1100, 1200, 1300]
+    assert left_at([0, 1150, 1150, 1150]) == [0, 1150, 1200, 1300]
 
 
 def test_a_stream_that_was_late_catches_up_at_once() -> None:
@@ -132,10 +154,10 @@ def test_who_leaves_early_ends_what_is_made() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_has_no_token_leaves_with_the_one_before(waits: bool) -> None:
     pace = SmoothPace[str](SLO, 0)
-    pace.made("token", tokens=1)
-    pace.made("end", tokens=0)
+    pace.made("token", tokens=1, now_ns=0)
+    pace.made("end", tokens=0, now_ns=0)
     if waits:
-        pace.made("more", tokens=1)
+        pace.made("more", tokens=1, now_ns=0)
     assert pace.leaving(0) == ["token", "end"] and pace.waits is waits
 
 
@@ -154,6 +176,16 @@ def test_a_smooth_stream_is_the_same_text_token_by_token() -> None:
     assert [choice["text"] for choice in smooth if choice["text"]] == list("hello world")
     assert "".join(choice["text"] for choice in made) == "hello world" and len(made) < len(smooth)
     assert smooth[-1]["finish_reason"] == made[-1]["finish_reason"] == "stop"
+
+
+def test_a_models_pace_is_that_of_requests_that_do_not_say() -> None:
+    quick = Slo(ttft_ns=10**9, tbt_ns=1_000_000, gap_ns=10**9)
+    behind = market(says("hello world", per_delivery=8))
+    model = behind.served["m"]
+    model.spec, model.pace = msgspec.structs.replace(model.spec, slo=quick), "smooth"
+    smooth, made = _streamed(behind), _streamed(behind, pace="made")
+    assert [choice["text"] for choice in smooth if choice["text"]] == list("hello world")
+    assert len(made) < len(smooth)
 
 
 def test_a_pace_that_there_is_not_is_refused() -> None:

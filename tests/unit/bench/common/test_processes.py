@@ -1,0 +1,45 @@
+"""What processes have used, also those that have ended, and what they hold together."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+
+from bench.common.processes import cpu_s, shared_out_bytes
+
+MIB = 1 << 20
+_BUSY = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def test_the_processor_time_of_children_that_have_ended_counts() -> None:
+    before_s = cpu_s(os.getpid())
+    subprocess.run([sys.executable, "-c", _BUSY], check=True)
+    assert cpu_s(os.getpid()) - before_s >= 0.5
+
+
+def test_a_page_that_two_share_is_half_of_each() -> None:
+    size = 64 * MIB
+    before = shared_out_bytes([os.getpid()])
+    with mmap.mmap(-1, size) as shared:
+        shared.write(b"x" * size)
+        alone = shared_out_bytes([os.getpid()]) - before
+        ready, done = os.pipe(), os.pipe()
+        if not (child := os.fork()):
+            shared[:: mmap.PAGESIZE]
+            os.write(ready[1], b"x")
+            os.read(done[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        both, ours = shared_out_bytes([os.getpid(), child]), shared_out_bytes([os.getpid()])
+        os.write(done[1], b"x")
+        os.waitpid(child, 0)
+    assert alone > 0.9 * size
+    assert both - before < 1.5 * size and ours - before < 0.75 * size
+
+
+def test_a_process_that_has_ended_holds_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert shared_out_bytes([child.pid]) == 0
