@@ -1,7 +1,7 @@
 """A model that calls tools: what it says is written down, and its chat template picks what fits.
 
-It has no attention and no layers to speak of: each token leads to the next one of its script, whatever was before, at any
-temperature that clients use. Where a grammar forbids that token, the shortest text that the grammar allows comes.
+It has no attention and no layers to speak of: each token leads to the next one of its script, whatever was before, at
+any temperature that clients use. Where a grammar forbids that token, the shortest text that it allows comes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _scripts() -> dict[str, list[str]]:
 def _tokenizer() -> tuple[PreTrainedTokenizerFast, dict[int, int]]:
     """And which token follows which."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    plain = Tokenizer(models.BPE(vocab={BEGIN: 0, END: 1} | {text: at for at, text in enumerate(alphabet, 2)}, merges=[]))
+    vocabulary = {text: at for at, text in enumerate([BEGIN, END, *alphabet])}
+    plain = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token=BEGIN, eos_token=END, pad_token=END)

@@ -1,5 +1,5 @@
-"""Clients in processes of their own, with a model that calls tools: coding agents, which write a file with a command, and
-frameworks that need other versions of packages than these tests. `make test-clients` installs and runs them."""
+"""Clients in processes of their own, with a model that calls tools: coding agents, which write a file with a command,
+and frameworks that need other versions of packages than these tests. `make test-clients` installs and runs them."""
 
 from __future__ import annotations
 
@@ -74,8 +74,6 @@ def test_codex_runs_a_command_and_says_so(server: Server, tmp_path: Path) -> Non
 def test_claude_code_runs_a_command_and_says_so(server: Server, tmp_path: Path) -> None:
     variables = dict(re.findall(r"(\w+)=(\S+)", snippet("Claude Code", server.url, model=CALLER)))
     client = installed("node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs")
-    told = output_of(
-        "node", client, "-p", TASK, "--allowedTools", "Bash", cwd=tmp_path, environment=variables
-    )
+    told = output_of("node", client, "-p", TASK, "--allowedTools", "Bash", cwd=tmp_path, environment=variables)
     assert told.splitlines()[-1] == DONE
     assert (tmp_path / "Bash.txt").read_text() == "written\n"

@@ -23,6 +23,7 @@ from proxy.http.parameters import (
     required,
 )
 from proxy.http.request.body import ModelBody
+from proxy.http.request.late_instructions import told_by_user
 from proxy.http.request.sampling import TOKENS_MAX, GenerationBody
 from proxy.http.responses.input_items import ITEMS_MAX, prompt_messages
 from proxy.http.responses.response_items import ResponseObject
@@ -138,6 +139,7 @@ def chat_request(
     """The chat request of a conversation. Raises UserError."""
     template = text.chat_template or ""
     messages = prompt_messages(body.instructions, list(conversation), knows_developers="developer" in template)
+    messages = told_by_user(messages, template)
     if not messages:
         raise body.invalid("input", "must hold at least one message")
     values: dict[str, Any] = {"model": body.model, "messages": messages}

@@ -107,8 +107,8 @@ class Tools(Struct, frozen=True):
         return OutputFormat(Grammar("json_schema", msgspec.json.encode(schema).decode()), "tools")
 
     def held_beside(self, answer: OutputFormat, text: TextModel) -> OutputFormat:
-        """What the reply is held to where an answer has a format of its own: a call that has to be made is no answer, and
-        one that the model may make comes in place of it, if the model's form of calls can be in a grammar."""
+        """What the reply is held to where an answer has a format of its own: a call that has to be made is no answer,
+        and one that the model may make comes in place of it, if the model's form of calls can be in a grammar."""
         if self.choice != "auto":
             return self.held_to() or answer
         if answer.grammar.kind != "json_schema" or not is_strict_kept(text):

@@ -1,5 +1,5 @@
-"""Frameworks for agents, unmodified, with a model that calls a tool: the programs of `docs/clients.md`, and all APIs that
-each framework speaks."""
+"""Frameworks for agents, unmodified, with a model that calls a tool: the programs of `docs/clients.md`, and all APIs
+that each framework speaks."""
 
 from __future__ import annotations
 

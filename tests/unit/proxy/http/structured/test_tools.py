@@ -231,7 +231,9 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": ' + PARIS + "}\n</tool_cal
 
 def fitting(behind: Any, said: str) -> bool:
     """Whether the reply that was asked for could say that."""
-    compiled = compile_grammar(read_vocabulary(byte_text().to_json(), size=258, ends=(257,)), behind.submitted[0][2].grammar)
+    compiled = compile_grammar(
+        read_vocabulary(byte_text().to_json(), size=258, ends=(257,)), behind.submitted[0][2].grammar
+    )
     matcher = GrammarMatcher(compiled.grammar)
     return all(matcher.accept_token(token) for token in said.encode()) and bool(matcher.accept_token(257))
 
