@@ -14,4 +14,4 @@ def snippet(heading: str, url: str, *, model: str, embedder: str = "") -> str:
     _, _, program = section.partition("\n```")
     program = program.partition("\n")[2].partition("\n```")[0]
     assert program, f"there is no program under {heading!r}"
-    return program.replace("http://127.0.0.1:8000", url).replace("MODEL", model).replace("EMBEDDER", embedder)
+    return program.replace("http://127.0.0.1:8000", url).replace("YOUR-MODEL", model).replace("YOUR-EMBEDDER", embedder)

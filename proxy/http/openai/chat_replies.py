@@ -104,6 +104,17 @@ class ChatCompletionChunk(Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+def token_logprob(text: TextModel, scored: Scored) -> TokenLogprob:
+    token = scored.token
+    name = scored.text or name_of(text, token.id)
+    return TokenLogprob(name, token.logprob, bytes_of(name), [_top(text, *entry) for entry in token.top])
+
+
+def _top(text: TextModel, token: int, logprob: float) -> TopLogprob:
+    name = name_of(text, token)
+    return TopLogprob(name, logprob, bytes_of(name))
+
+
 def text_of(parts: Sequence[Part], kind: type[TextPart | ReasoningPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, kind))
 
@@ -187,13 +198,4 @@ class ChatShape(ChunkShape, frozen=True):
         return [scored.token.id for scored in piece.tokens] if self.token_ids else UNSET
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        return ChatLogprobs([self._token(scored) for scored in piece.tokens]) if self.logprobs else None
-
-    def _token(self, scored: Scored) -> TokenLogprob:
-        token = scored.token
-        name = scored.text or name_of(self.text, token.id)
-        return TokenLogprob(name, token.logprob, bytes_of(name), [self._top(*entry) for entry in token.top])
-
-    def _top(self, token: int, logprob: float) -> TopLogprob:
-        name = name_of(self.text, token)
-        return TopLogprob(name, logprob, bytes_of(name))
+        return ChatLogprobs([token_logprob(self.text, each) for each in piece.tokens]) if self.logprobs else None
