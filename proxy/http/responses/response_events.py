@@ -139,7 +139,12 @@ class ResponseEvents:
 
     def take(self, parts: Iterable[Part], logprobs: Sequence[TokenLogprob] = ()) -> list[ResponseEvent]:
         """`logprobs` are those of the text, if there is any among the parts."""
-        return [event for part in parts for event in self._take(part, logprobs)]
+        events = list[ResponseEvent]()
+        for part in parts:
+            events += self._take(part, logprobs)
+            if isinstance(part, TextPart):
+                logprobs = ()
+        return events
 
     def close(self, status: Progress) -> list[ResponseEvent]:
         """The reply has no further parts, or no further one of the item that is open, which ends with this status."""

@@ -14,7 +14,7 @@ from aegis.core.request import FinishReason
 from aegis.models.text.text_model import TextModel
 from proxy.http.openai.chat import Conversation
 from proxy.http.openai.chat_reader import ChatReader
-from proxy.http.openai.chat_replies import TokenLogprob, token_logprob
+from proxy.http.openai.chat_replies import token_logprob
 from proxy.http.openai.choices import Usage
 from proxy.http.responses.response_events import ResponseEvent, ResponseEvents
 from proxy.http.responses.response_items import (
@@ -29,7 +29,8 @@ from proxy.http.responses.response_items import (
 )
 from proxy.http.responses.running_responses import RunningResponse
 from proxy.http.streaming.event_stream import named_event
-from proxy.http.streaming.transcript import Piece, by_token
+from proxy.http.streaming.reply_parts import TextPart
+from proxy.http.streaming.transcript import Piece, Scored, by_token, tokens_of
 from proxy.http.structured.tool_calls import MISTRAL
 
 
@@ -58,7 +59,7 @@ class ResponseShape:
         self._events = ResponseEvents(self._name_item, self._name_call)
         self._text = asked.text if asked.logprobs else None
         self._sent = 0
-        self._unsaid: list[TokenLogprob] = []  # of tokens whose text is still to come
+        self._unsaid: list[Scored] = []  # tokens whose text is still to come
         self._finish: FinishReason | None = None
         self._final: ResponseObject | None = None
         self._running = callbacks.begin()
@@ -107,12 +108,15 @@ class ResponseShape:
         return events
 
     def _take_scored(self, piece: Piece, text: TextModel) -> list[ResponseEvent]:
-        """A piece of a token. Those of which other parts are made have no logprobs."""
-        self._unsaid += [token_logprob(text, scored) for scored in piece.tokens]
-        parts = self._reader.read(piece)
-        events = self._events.take(parts, self._unsaid)
-        self._unsaid = [] if parts else self._unsaid
-        return events
+        """A piece of one token. Tokens of marks, of reasoning and of calls have no logprobs."""
+        self._unsaid += piece.tokens
+        parts, said = self._reader.read(piece), list[Scored]()
+        for part in parts:
+            if isinstance(part, TextPart):
+                said, self._unsaid = tokens_of(part.text, self._unsaid)
+            else:
+                self._unsaid = []
+        return self._events.take(parts, [token_logprob(text, scored) for scored in said])
 
     def _close(self) -> list[ResponseEvent]:
         return self._events.close("completed" if self._finish == FinishReason.STOP else "incomplete")

@@ -48,6 +48,19 @@ def by_token(piece: Piece, sent: int) -> list[Piece]:
     return [*parts, structs.replace(piece, text=piece.text[done:], tokens=())]
 
 
+def tokens_of(text: str, tokens: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
+    """The tokens of a text that is among theirs, as near to the end as can be, and those behind it."""
+    begin = "".join(scored.text for scored in tokens).rfind(text)
+    within, behind, at = list[Scored](), list[Scored](), 0
+    for scored in tokens:
+        if at >= begin + len(text):
+            behind.append(scored)
+        elif at + len(scored.text) > begin:
+            within.append(scored)
+        at += len(scored.text)
+    return within, behind
+
+
 def join(pieces: Sequence[Piece]) -> Piece:
     return Piece(
         "".join(piece.text for piece in pieces),

@@ -15,7 +15,8 @@ from tests.unit.proxy.http.scripted import ScriptedMarket, byte_text, market, po
 TEMPLATE = (
     "{% for t in tools %}<{{ t.function.name }}>{% endfor %}{# <tool_call> #}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}"
 )
 STERN = "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('too late') }}{% endfor %}"
 

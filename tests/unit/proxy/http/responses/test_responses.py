@@ -168,13 +168,35 @@ def test_answers_that_follow_each_other_remain_apart() -> None:
     assert prompt_of(behind).endswith("[assistant]one[assistant]two[assistant]hmthree[user]go")
 
 
+@pytest.mark.parametrize("per_delivery", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("said", "text"), [("hello", "hello"), (CALLED, "so"), ("<think>hm</think>a <b and <tool", "a <b and <tool")]
+)
+def test_the_tokens_of_text_have_logprobs(said: str, text: str, per_delivery: int) -> None:
+    behind = market(says([*said.encode(), EOS], per_delivery=per_delivery), text=byte_text(TEMPLATE))
+    body = ask(include=["message.output_text.logprobs"], top_logprobs=1, tools=[TOOL | {"strict": False}])
+    whole = post(behind, PATH, body).json()
+    assert whole["top_logprobs"] == 1 and behind.submitted[0][2].logprobs == 1
+    (content,) = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
+    assert [each["token"] for each in content["logprobs"]] == list(text) == list(content["text"])
+    assert all(each["logprob"] < 0 and each["top_logprobs"] for each in content["logprobs"])
+    events = events_of(post(behind, PATH, body | {"stream": True}).text)
+    check_responses(events)
+    assert content in [item["content"][0] for item in events[-1]["response"]["output"] if "content" in item]
+
+
+def test_more_logprobs_than_there_are_are_refused() -> None:
+    reply = post(market(says("x")), PATH, ask(top_logprobs=21))
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "top_logprobs"
+
+
 def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     behind = market(says("x"), text=byte_text(TEMPLATE))
     tools = [{"type": "web_search"}, TOOL, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]
     reply = post(behind, PATH, ask(tools=tools, include=["reasoning.encrypted_content"]))
     assert reply.status_code == 200
     assert reply.json()["tools"] == tools
-    ignored = "tools[0] (web_search), tools[2] (local_shell), tools[3] (custom), include"
+    ignored = "tools[0] (web_search), tools[2] (local_shell), tools[3] (custom), include (reasoning.encrypted_content)"
     assert reply.headers["x-aegis-ignored"] == ignored
     only = post(market(), PATH, ask(tools=tools[:1], tool_choice={"type": "web_search"}))
     assert only.status_code == 200
