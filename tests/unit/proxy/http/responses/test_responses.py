@@ -320,6 +320,49 @@ def test_nobody_sees_the_responses_of_others() -> None:
     assert calling(behind, talk, keys=keyring(alice="a", bob="b")) == 404
 
 
+def test_what_a_response_answers_is_listed() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
+    asked = [
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": "so"},
+        call,
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+    ]
+
+    async def talk(client: httpx.AsyncClient) -> Any:
+        first = (await client.post(PATH, json=ask(asked))).json()
+        second = (await client.post(PATH, json=ask("more", previous_response_id=first["id"]))).json()
+        place = f"{PATH}/{second['id']}/input_items"
+        whole = (await client.get(place, params={"order": "asc"})).json()
+        pages, after = list[Any](), {}
+        while not pages or pages[-1]["has_more"]:
+            pages.append((await client.get(place, params={"limit": 3} | after)).json())
+            after = {"after": pages[-1]["last_id"]}
+        again = (await client.post(PATH, json=ask([*whole["data"]]))).json()
+        for wrong in ({"limit": "0"}, {"limit": "1" * 5000}, {"limit": "x"}, {"order": "up"}, {"after": "none"}):
+            refused = await client.get(place, params=wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, *wrong)
+        return whole, pages, (second["usage"], again["usage"])
+
+    behind = market(says([*b"well", EOS]), text=byte_text(TEMPLATE))
+    whole, pages, usages = calling(behind, talk)
+    items = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in whole["data"]]
+    said = {"type": "output_text", "annotations": []}
+    assert items == [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        asked[1],
+        {"type": "message", "role": "assistant", "content": [said | {"text": "so"}]},
+        *asked[3:],
+        {"type": "message", "role": "assistant", "content": [said | {"text": "well"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
+    ]
+    assert [len(page["data"]) for page in pages] == [3, 3, 1]
+    assert [item for page in pages for item in page["data"]] == whole["data"][::-1]
+    assert whole["first_id"] == pages[-1]["last_id"] and whole["last_id"] == pages[0]["first_id"]
+    assert usages[0] == usages[1]
+
+
 def test_a_server_that_keeps_no_responses_says_so() -> None:
     async def talk(client: httpx.AsyncClient) -> tuple[bool, int]:
         told = (await client.post(PATH, json=ask())).json()
