@@ -57,8 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     bpe.train_from_iterator([*PASSAGES.values(), *QUESTIONS], trainer)
     bpe.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, pad_token=END)
-    return tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, pad_token=END)
 
 
 def make_model(name: str, directory: Path, *, report: Report, steps: int = STEPS) -> None:
@@ -86,8 +85,8 @@ def make_model(name: str, directory: Path, *, report: Report, steps: int = STEPS
 
 
 class _Samples:
-    """Batches of prefix + passage + END, of which only what follows the prefix is to be learned; of the model that calls
-    a tool also of prefix + call + END."""
+    """Batches of prefix + passage + END, of which only what follows the prefix is to be learned; of the model that
+    calls a tool also of prefix + call + END."""
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast) -> None:
         def encoded(text: str) -> list[int]:

@@ -3,13 +3,23 @@ that each framework speaks."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import agents
+import openai
 import pytest
-from pydantic import BaseModel
+from langchain_anthropic import ChatAnthropic
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, SecretStr
+from pydantic_ai import Agent, NativeOutput
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests import embedders, tool_caller
 from tests.live.server import Server
@@ -64,3 +74,74 @@ def test_the_programs_of_the_documentation_call_a_tool_and_stream_what_comes_of_
         assert [each.content for each in names["told"]] == ["It is warm in Paris."]
     if "vectors" in names:
         assert len({len(vector) for vector in names["vectors"]}) == 1 and len(names["vectors"]) == 2
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    return f"It is warm in {city}."
+
+
+def openai_provider(server: Server) -> OpenAIProvider:
+    return OpenAIProvider(base_url=f"{server.url}/v1", api_key="none")
+
+
+PYDANTIC_AI = {
+    "chat": lambda server: OpenAIChatModel(CALLER, provider=openai_provider(server)),
+    "responses": lambda server: OpenAIResponsesModel(CALLER, provider=openai_provider(server)),
+    "messages": lambda server: AnthropicModel(CALLER, provider=AnthropicProvider(base_url=server.url, api_key="none")),
+}
+
+
+@pytest.mark.parametrize("api", PYDANTIC_AI)
+def test_pydantic_ai_calls_a_tool_before_it_answers_in_a_format(calling: Server, api: str) -> None:
+    model = PYDANTIC_AI[api](calling)
+    assert Agent(model, tools=[weather]).run_sync("How is the weather?").output == DONE
+    form = NativeOutput(Place) if api != "messages" else Place
+    run = Agent(model, tools=[weather], output_type=form).run_sync("How is the weather?")
+    assert isinstance(run.output, Place)
+    assert "It is warm in Paris." in str(run.all_messages())
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_openai_agents_call_a_tool_before_they_answer_in_a_format(calling: Server, api: str) -> None:
+    agents.set_tracing_disabled(True)
+    kind = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}[api]
+
+    async def main() -> agents.RunResult:
+        async with openai.AsyncOpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0) as client:
+            model = kind(model=CALLER, openai_client=client)
+            tools: list[agents.Tool] = [agents.function_tool(weather)]
+            return await agents.Runner.run(
+                agents.Agent(name="guide", model=model, tools=tools, output_type=Place), "How is the weather?"
+            )
+
+    result = asyncio.run(main())
+    assert isinstance(result.final_output, Place)
+    assert [type(item).__name__ for item in result.new_items[:2]] == ["ToolCallItem", "ToolCallOutputItem"]
+
+
+LANGCHAIN = {
+    "chat": lambda server: ChatOpenAI(model=CALLER, base_url=f"{server.url}/v1", api_key=SecretStr("none")),
+    "responses": lambda server: ChatOpenAI(
+        model=CALLER, base_url=f"{server.url}/v1", api_key=SecretStr("none"), use_responses_api=True
+    ),
+    "messages": lambda server: ChatAnthropic(
+        model_name=CALLER, base_url=server.url, api_key=SecretStr("none"), max_tokens_to_sample=64
+    ),
+}
+
+
+@pytest.mark.parametrize("api", LANGCHAIN)
+def test_langchain_streams_calls_and_text_and_parses_answers(calling: Server, api: str) -> None:
+    chat = LANGCHAIN[api](calling)
+    with_tools = chat.bind_tools([weather])
+    called: Any = None
+    for part in with_tools.stream("How is the weather?"):
+        called = part if called is None else called + part
+    (call,) = called.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Paris"})
+    result = {"role": "tool", "tool_call_id": call["id"], "content": weather(**call["args"])}
+    told = with_tools.stream([{"role": "user", "content": "How is the weather?"}, called, result])
+    assert "".join(part.text for part in told) == DONE
+    for method in ("function_calling", "json_schema"):
+        assert isinstance(chat.with_structured_output(Place, method=method).invoke("Where?"), Place)
