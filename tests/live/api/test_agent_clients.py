@@ -93,7 +93,7 @@ def test_pydantic_ai_calls_a_tool_before_it_answers_in_a_format(calling: Server,
     assert Agent(model, tools=[weather]).run_sync("How is the weather?").output == DONE
     form: Any = (
         Place if api == "messages" else NativeOutput(Place)
-    )  # the first is one more tool, of which one is called
+    )  # the first: a tool more
     run = Agent(model, tools=[weather], output_type=form).run_sync("How is the weather?")
     assert isinstance(run.output, Place)
     assert api == "messages" or "It is warm in Paris." in str(run.all_messages())
