@@ -91,9 +91,7 @@ def test_pydantic_ai_calls_a_tool_before_it_answers_in_a_format(calling: Server,
 
     model = pydantic_model(calling, api)
     assert Agent(model, tools=[weather]).run_sync("How is the weather?").output == DONE
-    form: Any = (
-        Place if api == "messages" else NativeOutput(Place)
-    )  # the first: a tool more
+    form: Any = Place if api == "messages" else NativeOutput(Place)  # the first: a tool more
     run = Agent(model, tools=[weather], output_type=form).run_sync("How is the weather?")
     assert isinstance(run.output, Place)
     assert api == "messages" or "It is warm in Paris." in str(run.all_messages())
