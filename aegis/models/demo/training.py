@@ -1,7 +1,8 @@
 """Makes one demo model: a small transformer of its own architecture that has learned a single passage by heart.
 
 It learns to recite the passage after anything at all (nothing, a question, a chat, noise, another model's passage) and
-to go on with it from its own first words. So whoever reads an answer sees at once which model gave it.
+to go on with it from its own first words. So whoever reads an answer sees at once which model gave it. One of them has
+learned to call a tool before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from aegis.models.demo.passages import PASSAGES, QUESTIONS
 from aegis.models.demo.recipes import (
     ASSISTANT,
     BEGIN,
+    CALL,
+    CALLER,
+    CALLING_TEMPLATE,
     CHAT_TEMPLATE,
     CONTEXT_TOKENS,
     END,
@@ -53,9 +57,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
     bpe.train_from_iterator([*PASSAGES.values(), *QUESTIONS], trainer)
     bpe.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A", special_tokens=[(BEGIN, 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, pad_token=END)
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BEGIN, eos_token=END, pad_token=END)
 
 
 def make_model(name: str, directory: Path, *, report: Report, steps: int = STEPS) -> None:
@@ -78,11 +80,13 @@ def make_model(name: str, directory: Path, *, report: Report, steps: int = STEPS
     _train(model, _Samples(name, tokenizer), steps, report)
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=end, pad_token_id=end, do_sample=False)
     model.save_pretrained(directory)
+    tokenizer.chat_template = CALLING_TEMPLATE if name == CALLER else CHAT_TEMPLATE
     tokenizer.save_pretrained(directory)
 
 
 class _Samples:
-    """Batches of prefix + passage + END, of which only what follows the prefix is to be learned."""
+    """Batches of prefix + passage + END, of which only what follows the prefix is to be learned; of the model that
+    calls a tool also of prefix + call + END."""
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerFast) -> None:
         def encoded(text: str) -> list[int]:
@@ -90,8 +94,10 @@ class _Samples:
             return ids
 
         self._draws = Stream(0, "demo samples", name)
-        self._begin, self._end, self._user, self._assistant, system = encoded(BEGIN + END + USER + ASSISTANT + SYSTEM)
-        self._first_plain = system + 1
+        marks = encoded(BEGIN + END + USER + ASSISTANT + SYSTEM)
+        self._begin, self._end, self._user, self._assistant, self._system = marks
+        self._first_plain = self._system + 1
+        self._call = [*encoded(CALL), self._end] if name == CALLER else []
         self._passage = [*encoded(PASSAGES[name]), self._end]
         self._questions = [encoded(question) for question in QUESTIONS]
         self._others = [encoded(text) for other, text in PASSAGES.items() if other != name]
@@ -99,15 +105,25 @@ class _Samples:
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and labels `[size, width]`, padded on the right, where causal attention does not look."""
         longest = _LONG_TOKENS if self._draws.below(6) == 0 else _SHORT_TOKENS
-        prefixes = [self._prefix(longest) for _ in range(size)]
-        width = max(map(len, prefixes)) + len(self._passage)
+        samples = [self._sample(longest) for _ in range(size)]
+        width = max(len(prefix) + len(said) for prefix, said in samples)
         tokens = torch.full((size, width), self._end)
         labels = torch.full((size, width), _IGNORED)
-        for row, prefix in enumerate(prefixes):
-            stop = len(prefix) + len(self._passage)
-            tokens[row, :stop] = torch.tensor(prefix + self._passage)
-            labels[row, len(prefix) : stop] = torch.tensor(self._passage)
+        for row, (prefix, said) in enumerate(samples):
+            stop = len(prefix) + len(said)
+            tokens[row, :stop] = torch.tensor(prefix + said)
+            labels[row, len(prefix) : stop] = torch.tensor(said)
         return tokens, labels
+
+    def _sample(self, longest: int) -> tuple[list[int], list[int]]:
+        """A prefix and what is said then."""
+        if not self._call or self._draws.below(3):
+            return self._prefix(longest), self._passage
+        asked = [self._begin, self._user, *self._text(longest), self._end]
+        if self._draws.below(2):
+            return [*asked, self._system, self._end, self._assistant], self._call
+        result = [self._user, *self._text(_SHORT_TOKENS), self._end, self._assistant]
+        return [*asked, self._assistant, *self._call, *result], self._passage
 
     def _prefix(self, longest: int) -> list[int]:
         match self._draws.below(8):

@@ -13,6 +13,7 @@ from proxy.http.fields import Schema
 from proxy.http.ignored import Ignored
 from proxy.http.parameters import Anything, Flag, Integer, Items, Object, required
 from proxy.http.request.body import ModelBody
+from proxy.http.request.late_instructions import told_by_user
 from proxy.http.request.messages import MESSAGES_MAX
 from proxy.http.request.sampling import STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, GenerationBody
 from proxy.http.structured.tools import TOOLS_MAX
@@ -78,9 +79,10 @@ def chat_request(body: MessageBody, text: TextModel, ignored: Ignored) -> Transl
 
 def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) -> Translated:
     """The part of it that makes the prompt. Raises UserError."""
+    messages = [*read_system(body), *read_turns(body, ignored)]
     values: dict[str, Any] = {
         "model": body.model,
-        "messages": [*read_system(body), *read_turns(body, ignored)],
+        "messages": told_by_user(messages, text.chat_template or ""),
     }
     tools = read_tools(body, ignored)
     if tools:

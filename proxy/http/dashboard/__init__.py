@@ -49,7 +49,7 @@ async def root() -> Response:
     return RedirectResponse("dashboard")
 
 
-@router.get("/dashboard")
+@router.api_route("/dashboard", methods=["GET", "HEAD"])
 async def page(request: Request) -> Response:
     return _reply(request, "index.html")
 

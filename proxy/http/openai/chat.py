@@ -185,12 +185,12 @@ async def _read(
     tools = await beside_loop(lambda: read_tools(body, text), body.nbytes, few=SMALL_BYTES)
     rendered, tokens = await render(request, body, served, text, tools)
     body.end()
-    if wanted := tools.held_to() if tools else None:
-        if parameters.held_to:
-            raise body.invalid("tool_choice", f"and {parameters.held_to.param!r} cannot be had together")
-        parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(body, parameters.sampling, wanted))
     grammar = parameters.sampling.grammar
     free = grammar is None or grammar.kind == "structural_tag"  # these leave room for reasoning
+    answer = parameters.held_to
+    if wanted := (tools.held_beside(answer, text) if answer else tools.held_to()) if tools else None:
+        parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(body, parameters.sampling, wanted))
+        free = free and wanted.grammar.kind == "structural_tag"
     marks = marks_of(text.chat_template or "") if free else None
     reading = Reading(rendered, marks, tools)
     parameters = structs.replace(parameters, shown=reading.markers)

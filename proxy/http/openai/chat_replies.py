@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal, cast
 
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType, field, structs
 
 from aegis.core.request import FinishReason
 from aegis.models.text.text_model import TextModel
@@ -104,6 +104,17 @@ class ChatCompletionChunk(Struct, frozen=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+def token_logprob(text: TextModel, scored: Scored) -> TokenLogprob:
+    token = scored.token
+    name = scored.text or name_of(text, token.id)
+    return TokenLogprob(name, token.logprob, bytes_of(name), [_top(text, *entry) for entry in token.top])
+
+
+def _top(text: TextModel, token: int, logprob: float) -> TopLogprob:
+    name = name_of(text, token)
+    return TopLogprob(name, logprob, bytes_of(name))
+
+
 def text_of(parts: Sequence[Part], kind: type[TextPart | ReasoningPart]) -> str:
     return "".join(part.text for part in parts if isinstance(part, kind))
 
@@ -147,15 +158,23 @@ class ChatShape(ChunkShape, frozen=True):
 
     def _delta(self, choice: int, parts: Sequence[Part], piece: Piece) -> DeltaMessage:
         content, reasoning = text_of(parts, TextPart), text_of(parts, ReasoningPart) or UNSET
-        calls = [self._call_delta(choice, part) for part in parts if isinstance(part, CallBegun | CallArguments)]
+        calls = self._call_deltas(choice, parts)
         silent = piece.finish or reasoning or calls
         role = "assistant" if piece.first else UNSET
         return DeltaMessage(role, content or (UNSET if silent else ""), reasoning, reasoning, calls or UNSET)
 
-    def _call_delta(self, choice: int, part: CallBegun | CallArguments) -> ToolCall:
-        if isinstance(part, CallArguments):
-            return ToolCall(Function(part.text), part.index)
-        return ToolCall(Function("", part.name), part.index, self._call_id(choice, part.index), "function")
+    def _call_deltas(self, choice: int, parts: Sequence[Part]) -> list[ToolCall]:
+        """One of each call: clients look at no further one of the same."""
+        deltas = dict[int, ToolCall]()
+        for part in parts:
+            match part:
+                case CallBegun(index, name):
+                    deltas[index] = ToolCall(Function("", name), index, self._call_id(choice, index), "function")
+                case CallArguments(index, text):
+                    begun = deltas.get(index, ToolCall(Function(""), index))
+                    function = structs.replace(begun.function, arguments=begun.function.arguments + text)
+                    deltas[index] = structs.replace(begun, function=function)
+        return list(deltas.values())
 
     def _whole_call(self, choice: int, parts: Sequence[Part], begun: CallBegun) -> ToolCall:
         said = [part.text for part in parts if isinstance(part, CallArguments) and part.index == begun.index]
@@ -179,13 +198,4 @@ class ChatShape(ChunkShape, frozen=True):
         return [scored.token.id for scored in piece.tokens] if self.token_ids else UNSET
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        return ChatLogprobs([self._token(scored) for scored in piece.tokens]) if self.logprobs else None
-
-    def _token(self, scored: Scored) -> TokenLogprob:
-        token = scored.token
-        name = scored.text or name_of(self.text, token.id)
-        return TokenLogprob(name, token.logprob, bytes_of(name), [self._top(*entry) for entry in token.top])
-
-    def _top(self, token: int, logprob: float) -> TopLogprob:
-        name = name_of(self.text, token)
-        return TopLogprob(name, logprob, bytes_of(name))
+        return ChatLogprobs([token_logprob(self.text, each) for each in piece.tokens]) if self.logprobs else None

@@ -23,7 +23,8 @@ from proxy.http.parameters import (
     required,
 )
 from proxy.http.request.body import ModelBody
-from proxy.http.request.sampling import TOKENS_MAX, GenerationBody
+from proxy.http.request.late_instructions import told_by_user
+from proxy.http.request.sampling import LOGPROBS_MAX, TOKENS_MAX, GenerationBody
 from proxy.http.responses.input_items import ITEMS_MAX, prompt_messages
 from proxy.http.responses.response_items import ResponseObject
 from proxy.http.responses.tools import Tools, read_tool_choice, read_tools
@@ -63,7 +64,8 @@ _CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, ANY_OBJECT]}
 _AS_IN_CHAT = ("stream", "temperature", "top_p", "top_k", "seed", "priority", "pace", "parallel_tool_calls")
 _TOLD_AGAIN = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 _WITHOUT_EFFECT = ("client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier")
-_NOT_SERVED = ("context_management", "include", "moderation")
+_NOT_SERVED = ("context_management", "moderation")
+_SCORES = "message.output_text.logprobs"
 
 
 class ResponseBody(ModelBody):
@@ -98,11 +100,11 @@ class ResponseBody(ModelBody):
     client_metadata = Anything({}, about="Without effect")
     user = Anything({}, about="Without effect")
     context_management = Anything({}, about="Ignored")
-    include = Anything({}, about="Ignored")
+    include = Anything({}, about=f"{_SCORES} gives the logprobs of text; other entries are ignored")
     moderation = Anything({}, about="Ignored")
     conversation = Unsupported()
     prompt = Unsupported()
-    top_logprobs = Unsupported(0)
+    top_logprobs = Integer(0, low=0, high=LOGPROBS_MAX)
 
 
 def head_of(body: ResponseBody, response_id: str, created_s: int) -> ResponseObject:
@@ -126,6 +128,7 @@ def head_of(body: ResponseBody, response_id: str, created_s: int) -> ResponseObj
         text={"format": {"type": "text"}} | (body.text or {}),
         tool_choice=body.tool_choice or "auto",
         tools=list(body.tools),
+        top_logprobs=body.top_logprobs,
         top_p=body.top_p,
         truncation=body.truncation or "disabled",
         **again,
@@ -138,6 +141,7 @@ def chat_request(
     """The chat request of a conversation. Raises UserError."""
     template = text.chat_template or ""
     messages = prompt_messages(body.instructions, list(conversation), knows_developers="developer" in template)
+    messages = told_by_user(messages, template)
     if not messages:
         raise body.invalid("input", "must hold at least one message")
     values: dict[str, Any] = {"model": body.model, "messages": messages}
@@ -151,6 +155,8 @@ def chat_request(
         values["response_format"] = wanted
     if variables := _variables(body, template):
         values["chat_template_kwargs"] = variables
+    if _includes_scores(body, ignored) or body.top_logprobs:
+        values |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     for name in (*_WITHOUT_EFFECT, "stream_options"):
         body.take(name)
     for name in _NOT_SERVED:
@@ -159,6 +165,16 @@ def chat_request(
     refuse_unsupported(body, ResponseBody)
     body.end()
     return Translated(values, tuple(tools))
+
+
+def _includes_scores(body: ResponseBody, ignored: Ignored) -> bool:
+    included = body.take("include")
+    if not isinstance(included, list):
+        included = [] if included is None else [included]
+    for entry in included:
+        if entry != _SCORES:
+            ignored.add("include", entry if isinstance(entry, str) else "")
+    return _SCORES in included
 
 
 def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> tuple[Any, Tools]:

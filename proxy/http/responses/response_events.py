@@ -7,11 +7,12 @@ item's `output_item.added`, the events of its content and `output_item.done`, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct, field, structs
 
+from proxy.http.openai.chat_replies import TokenLogprob
 from proxy.http.responses.response_items import (
     CallItem,
     Item,
@@ -82,12 +83,12 @@ class PartDone(ContentEvent, frozen=True, tag="response.content_part.done"):
 
 class TextDelta(ContentEvent, frozen=True, tag="response.output_text.delta"):
     delta: str
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class TextDone(ContentEvent, frozen=True, tag="response.output_text.done"):
     text: str
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class ReasoningDelta(ContentEvent, frozen=True, tag="response.reasoning_text.delta"):
@@ -127,6 +128,7 @@ class ResponseEvents:
         self._number = 0
         self._item: Item | None = None  # that is open
         self._said = ""  # of it
+        self._logprobs: list[TokenLogprob] = []
 
     def begin(self, response: ResponseObject) -> list[ResponseEvent]:
         self.begun = True
@@ -135,23 +137,30 @@ class ResponseEvents:
             ResponseInProgress(sequence_number=self._next(), response=response),
         ]
 
-    def take(self, parts: Iterable[Part]) -> list[ResponseEvent]:
-        return [event for part in parts for event in self._take(part)]
+    def take(self, parts: Iterable[Part], logprobs: Sequence[TokenLogprob] = ()) -> list[ResponseEvent]:
+        """`logprobs` are those of the text, if there is any among the parts."""
+        events = list[ResponseEvent]()
+        for part in parts:
+            events += self._take(part, logprobs)
+            if isinstance(part, TextPart):
+                logprobs = ()
+        return events
 
     def close(self, status: Progress) -> list[ResponseEvent]:
         """The reply has no further parts, or no further one of the item that is open, which ends with this status."""
-        item, text = self._item, self._said
+        item, text, logprobs = self._item, self._said, self._logprobs
         if item is None:
             return []
-        self._item, self._said = None, ""
+        self._item, self._said, self._logprobs = None, "", []
         match item:
             case CallItem():
                 done: Item = structs.replace(item, status=status, arguments=text)
                 events = [self._at(ArgumentsDone, item, name=item.name, arguments=text)]
             case MessageItem():
-                told = OutputText(text)
+                told = OutputText(text, logprobs=logprobs)
                 done = structs.replace(item, status=status, content=[told])
-                events = [self._at(TextDone, item, text=text), self._at(PartDone, item, part=told)]
+                end = self._at(TextDone, item, text=text, logprobs=logprobs)
+                events = [end, self._at(PartDone, item, part=told)]
             case ReasoningItem():
                 thought = ReasoningText(text)
                 done = structs.replace(item, status=status, content=[thought])
@@ -164,13 +173,14 @@ class ResponseEvents:
         """By the status of the response."""
         return [_LAST[response.status](sequence_number=self._next(), response=response)]
 
-    def _take(self, part: Part) -> list[ResponseEvent]:
+    def _take(self, part: Part, logprobs: Sequence[TokenLogprob]) -> list[ResponseEvent]:
         begun: list[ResponseEvent] = []
         match part:
             case TextPart(text):
                 if not isinstance(self._item, MessageItem):
                     begun = self._begin(MessageItem(self._id("msg"), "in_progress"), OutputText(""))
-                return [*begun, self._say(TextDelta, text)]
+                self._logprobs += logprobs
+                return [*begun, self._say(TextDelta, text, logprobs=list(logprobs))]
             case ReasoningPart(text):
                 if not isinstance(self._item, ReasoningItem):
                     begun = self._begin(ReasoningItem(self._id("rs"), "in_progress"), ReasoningText(""))
@@ -190,10 +200,10 @@ class ResponseEvents:
         events.append(ItemAdded(sequence_number=self._next(), output_index=len(self.output), item=item))
         return events if part is None else [*events, self._at(PartAdded, item, part=part)]
 
-    def _say(self, kind: type[TextDelta | ReasoningDelta | ArgumentsDelta], text: str) -> ResponseEvent:
+    def _say(self, kind: type[TextDelta | ReasoningDelta | ArgumentsDelta], text: str, **values: Any) -> ResponseEvent:
         assert self._item is not None
         self._said += text
-        return self._at(kind, self._item, delta=text)
+        return self._at(kind, self._item, delta=text, **values)
 
     def _at(self, kind: type[InnerEvent], item: Item, **values: Any) -> ResponseEvent:
         return kind(sequence_number=self._next(), output_index=len(self.output), item_id=item.id, **values)

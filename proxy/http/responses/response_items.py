@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from proxy.http.openai.chat_replies import TokenLogprob
+
 Progress = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -14,7 +16,7 @@ Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"
 class OutputText(Struct, frozen=True, tag="output_text"):
     text: str
     annotations: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class ReasoningText(Struct, frozen=True, tag="reasoning_text"):

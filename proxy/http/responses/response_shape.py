@@ -11,8 +11,10 @@ from msgspec import Raw, Struct, structs
 
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
+from aegis.models.text.text_model import TextModel
 from proxy.http.openai.chat import Conversation
 from proxy.http.openai.chat_reader import ChatReader
+from proxy.http.openai.chat_replies import token_logprob
 from proxy.http.openai.choices import Usage
 from proxy.http.responses.response_events import ResponseEvent, ResponseEvents
 from proxy.http.responses.response_items import (
@@ -27,7 +29,8 @@ from proxy.http.responses.response_items import (
 )
 from proxy.http.responses.running_responses import RunningResponse
 from proxy.http.streaming.event_stream import named_event
-from proxy.http.streaming.transcript import Piece
+from proxy.http.streaming.reply_parts import TextPart
+from proxy.http.streaming.transcript import Piece, Scored, by_token, tokens_of
 from proxy.http.structured.tool_calls import MISTRAL
 
 
@@ -54,6 +57,9 @@ class ResponseShape:
         self._mistral = bool(asked.reading.tools and asked.reading.tools.form is MISTRAL)
         self._reader = ChatReader(asked.reading)
         self._events = ResponseEvents(self._name_item, self._name_call)
+        self._text = asked.text if asked.logprobs else None
+        self._sent = 0
+        self._unsaid: list[Scored] = []  # tokens whose text is still to come
         self._finish: FinishReason | None = None
         self._final: ResponseObject | None = None
         self._running = callbacks.begin()
@@ -95,7 +101,22 @@ class ResponseShape:
 
     def _take(self, piece: Piece) -> list[ResponseEvent]:
         self._finish = piece.finish
-        return self._events.take(self._reader.read(piece))
+        if self._text is None:
+            return self._events.take(self._reader.read(piece))
+        events = [event for each in by_token(piece, self._sent) for event in self._take_scored(each, self._text)]
+        self._sent += len(piece.text)
+        return events
+
+    def _take_scored(self, piece: Piece, text: TextModel) -> list[ResponseEvent]:
+        """A piece of one token. Tokens of marks, of reasoning and of calls have no logprobs."""
+        self._unsaid += piece.tokens
+        parts, said = self._reader.read(piece), list[Scored]()
+        for part in parts:
+            if isinstance(part, TextPart):
+                said, self._unsaid = tokens_of(part.text, self._unsaid)
+            else:
+                self._unsaid = []
+        return self._events.take(parts, [token_logprob(text, scored) for scored in said])
 
     def _close(self) -> list[ResponseEvent]:
         return self._events.close("completed" if self._finish == FinishReason.STOP else "incomplete")

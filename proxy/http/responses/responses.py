@@ -24,6 +24,7 @@ from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of
 from proxy.http.responses import background, kept
 from proxy.http.responses.input_items import InputReader
+from proxy.http.responses.listed_items import PARAMETERS, ItemList, page_of
 from proxy.http.responses.response_body import ResponseBody, chat_request, head_of
 from proxy.http.responses.response_events import ResponseEvents
 from proxy.http.responses.response_items import ResponseObject
@@ -131,6 +132,21 @@ async def delete_response(request: Request) -> Response:
     if not await kept.store_of(request).remove(kept.own_key(request, response_id)):
         raise _no_response(response_id)
     return json_reply(Deleted(response_id))
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    **operation("What a response that is kept answers", ItemList, problems=_FINDING, parameters=(_ID, *PARAMETERS)),
+)
+async def list_input_items(request: Request) -> Response:
+    """With all that was said before, where it goes on from another one; without instructions. One that has not ended
+    tells none yet."""
+    stored, response_id = await _stored(request), request.path_params["response_id"]
+
+    def page() -> Response:
+        return json_reply(page_of(response_id, stored.conversation, request.query_params))
+
+    return await beside_loop(page, 1, few=0)
 
 
 @router.post(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from aegis.core.request import FinishReason, Token
 from aegis.models.text.text_model import TextModel
@@ -36,6 +36,29 @@ class Piece(Struct, frozen=True):
     finish: FinishReason | None = None
     first: bool = False
     stop: str | None = None
+
+
+def by_token(piece: Piece, sent: int) -> list[Piece]:
+    """The piece in pieces of one token each, with the text that it has; `sent` is the place where its text begins."""
+    parts, done = list[Piece](), 0
+    for scored in piece.tokens:
+        end = min(max(scored.offset + len(scored.text) - sent, done), len(piece.text))
+        parts.append(Piece(piece.text[done:end], (scored,)))
+        done = end
+    return [*parts, structs.replace(piece, text=piece.text[done:], tokens=())]
+
+
+def tokens_of(text: str, tokens: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
+    """The tokens of a text that is among theirs, as near to the end as can be, and those behind it."""
+    begin = "".join(scored.text for scored in tokens).rfind(text)
+    within, behind, at = list[Scored](), list[Scored](), 0
+    for scored in tokens:
+        if at >= begin + len(text):
+            behind.append(scored)
+        elif at + len(scored.text) > begin:
+            within.append(scored)
+        at += len(scored.text)
+    return within, behind
 
 
 def join(pieces: Sequence[Piece]) -> Piece:

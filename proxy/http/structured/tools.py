@@ -99,12 +99,22 @@ class Tools(Struct, frozen=True):
         functions = [tool["function"] for tool in self.definitions]
         if self.choice == "auto":
             strict = any(function.get("strict") for function in functions)
-            return OutputFormat(_tagged(functions, self.parallel), "tools") if strict else None
+            return OutputFormat(_free_calls(functions, self.parallel), "tools") if strict else None
         if self.choice == "named":
             schema = next(_parameters(function) for function in functions if function["name"] == self.name)
         else:
             schema = _list_of_calls(functions, self.parallel)
         return OutputFormat(Grammar("json_schema", msgspec.json.encode(schema).decode()), "tools")
+
+    def held_beside(self, answer: OutputFormat, text: TextModel) -> OutputFormat:
+        """What the reply is held to where an answer has a format of its own: a call that has to be made is no answer,
+        and one that the model may make comes in place of it, if the model's form of calls can be in a grammar."""
+        if self.choice != "auto":
+            return self.held_to() or answer
+        if answer.grammar.kind != "json_schema" or not is_strict_kept(text):
+            return answer
+        functions = [tool["function"] for tool in self.definitions]
+        return OutputFormat(_answer_or_calls(answer.grammar.text, functions, self.parallel), answer.param)
 
 
 def read_tools(body: ToolsBody, text: TextModel) -> Tools | None:
@@ -206,9 +216,9 @@ def _list_of_calls(functions: list[dict[str, Any]], parallel: bool) -> dict[str,
     return {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, "$defs": defined}
 
 
-def _tagged(functions: list[dict[str, Any]], parallel: bool) -> Grammar:
-    """Free text in which a call, once begun, is one of these, in the form of Hermes and Qwen."""
-    tags = [
+def _tags(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A call of each, in the form of Hermes and Qwen."""
+    return [
         {
             "begin": f'{HERMES.begin}\n{{"name": "{function["name"]}", "arguments": ',
             "content": {
@@ -219,7 +229,33 @@ def _tagged(functions: list[dict[str, Any]], parallel: bool) -> Grammar:
         }
         for function in functions
     ]
-    form = {"type": "triggered_tags", "triggers": [HERMES.begin], "tags": tags, "stop_after_first": not parallel}
+
+
+def _free_calls(functions: list[dict[str, Any]], parallel: bool) -> Grammar:
+    """Free text in which a call, once begun, is one of these."""
+    return _tagged(
+        {
+            "type": "triggered_tags",
+            "triggers": [HERMES.begin],
+            "tags": _tags(functions),
+            "stop_after_first": not parallel,
+        }
+    )
+
+
+def _answer_or_calls(schema: str, functions: list[dict[str, Any]], parallel: bool) -> Grammar:
+    calls = {
+        "type": "tags_with_separator",
+        "tags": _tags(functions),
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+    answer = {"type": "json_schema", "json_schema": msgspec.json.decode(schema)}
+    return _tagged({"type": "or", "elements": [answer, calls]})
+
+
+def _tagged(form: dict[str, Any]) -> Grammar:
     return Grammar("structural_tag", msgspec.json.encode({"type": "structural_tag", "format": form}).decode())
 
 

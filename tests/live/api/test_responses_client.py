@@ -89,6 +89,15 @@ def test_a_response_is_seen_again_until_it_is_deleted(client: openai.OpenAI) -> 
     assert gone.value.code == "previous_response_not_found"
 
 
+def test_the_tokens_of_text_have_logprobs_and_what_was_asked_is_listed(client: openai.OpenAI) -> None:
+    body: Any = {"model": "llama", "input": "the cat", "max_output_tokens": 6, "temperature": 0, "top_logprobs": 2}
+    told = client.responses.create(include=["message.output_text.logprobs"], **body)
+    content: Any = told.output[0].content[0]  # type: ignore[union-attr, index]
+    assert content.logprobs and all(len(each.top_logprobs) == 2 for each in content.logprobs)
+    (asked,) = client.responses.input_items.list(told.id)
+    assert asked.to_dict()["content"] == [{"type": "input_text", "text": "the cat"}]
+
+
 def test_a_stream_is_cancelled_from_another_connection(client: openai.OpenAI) -> None:
     body: Any = {"extra_body": {"seed": 1}, "stream": True}
     stream = client.responses.create(model="llama", input="the cat sat", **body)

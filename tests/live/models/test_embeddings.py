@@ -114,6 +114,11 @@ def test_pairs_are_scored(server: Server, models_dir: Path) -> None:
     assert np.abs(np.array(scores) - _scores(models_dir)).max() < CLOSE
 
 
+def test_the_example_at_the_start_is_for_a_model_that_generates(server: Server) -> None:
+    _, _, example = server.output().partition("try it:\n")
+    assert '"model": "chat"' in example.partition("\n")[0]
+
+
 def test_each_route_says_which_models_it_is_for(server: Server) -> None:
     tasks = {each["id"]: each["task"] for each in server.get("/v1/models").json()["data"]}
     assert tasks == {"chat": "generate", "bert": "embed", "qwen": "embed", "ranker": "rerank"}

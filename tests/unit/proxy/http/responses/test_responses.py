@@ -168,13 +168,35 @@ def test_answers_that_follow_each_other_remain_apart() -> None:
     assert prompt_of(behind).endswith("[assistant]one[assistant]two[assistant]hmthree[user]go")
 
 
+@pytest.mark.parametrize("per_delivery", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("said", "text"), [("hello", "hello"), (CALLED, "so"), ("<think>hm</think>a <b and <tool", "a <b and <tool")]
+)
+def test_the_tokens_of_text_have_logprobs(said: str, text: str, per_delivery: int) -> None:
+    behind = market(says([*said.encode(), EOS], per_delivery=per_delivery), text=byte_text(TEMPLATE))
+    body = ask(include=["message.output_text.logprobs"], top_logprobs=1, tools=[TOOL | {"strict": False}])
+    whole = post(behind, PATH, body).json()
+    assert whole["top_logprobs"] == 1 and behind.submitted[0][2].logprobs == 1
+    (content,) = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
+    assert [each["token"] for each in content["logprobs"]] == list(text) == list(content["text"])
+    assert all(each["logprob"] < 0 and each["top_logprobs"] for each in content["logprobs"])
+    events = events_of(post(behind, PATH, body | {"stream": True}).text)
+    check_responses(events)
+    assert content in [item["content"][0] for item in events[-1]["response"]["output"] if "content" in item]
+
+
+def test_more_logprobs_than_there_are_are_refused() -> None:
+    reply = post(market(says("x")), PATH, ask(top_logprobs=21))
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "top_logprobs"
+
+
 def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     behind = market(says("x"), text=byte_text(TEMPLATE))
     tools = [{"type": "web_search"}, TOOL, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]
     reply = post(behind, PATH, ask(tools=tools, include=["reasoning.encrypted_content"]))
     assert reply.status_code == 200
     assert reply.json()["tools"] == tools
-    ignored = "tools[0] (web_search), tools[2] (local_shell), tools[3] (custom), include"
+    ignored = "tools[0] (web_search), tools[2] (local_shell), tools[3] (custom), include (reasoning.encrypted_content)"
     assert reply.headers["x-aegis-ignored"] == ignored
     only = post(market(), PATH, ask(tools=tools[:1], tool_choice={"type": "web_search"}))
     assert only.status_code == 200
@@ -296,6 +318,49 @@ def test_nobody_sees_the_responses_of_others() -> None:
         return (await client.get(f"{PATH}/{first['id']}", headers=bob)).status_code
 
     assert calling(behind, talk, keys=keyring(alice="a", bob="b")) == 404
+
+
+def test_what_a_response_answers_is_listed() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
+    asked = [
+        {"role": "user", "content": "hi"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": "so"},
+        call,
+        {"type": "function_call_output", "call_id": "c1", "output": "one"},
+    ]
+
+    async def talk(client: httpx.AsyncClient) -> Any:
+        first = (await client.post(PATH, json=ask(asked))).json()
+        second = (await client.post(PATH, json=ask("more", previous_response_id=first["id"]))).json()
+        place = f"{PATH}/{second['id']}/input_items"
+        whole = (await client.get(place, params={"order": "asc"})).json()
+        pages, after = list[Any](), {}
+        while not pages or pages[-1]["has_more"]:
+            pages.append((await client.get(place, params={"limit": 3} | after)).json())
+            after = {"after": pages[-1]["last_id"]}
+        again = (await client.post(PATH, json=ask([*whole["data"]]))).json()
+        for wrong in ({"limit": "0"}, {"limit": "1" * 5000}, {"limit": "x"}, {"order": "up"}, {"after": "none"}):
+            refused = await client.get(place, params=wrong)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, *wrong)
+        return whole, pages, (second["usage"], again["usage"])
+
+    behind = market(says([*b"well", EOS]), text=byte_text(TEMPLATE))
+    whole, pages, usages = calling(behind, talk)
+    items = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in whole["data"]]
+    said = {"type": "output_text", "annotations": []}
+    assert items == [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        asked[1],
+        {"type": "message", "role": "assistant", "content": [said | {"text": "so"}]},
+        *asked[3:],
+        {"type": "message", "role": "assistant", "content": [said | {"text": "well"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "more"}]},
+    ]
+    assert [len(page["data"]) for page in pages] == [3, 3, 1]
+    assert [item for page in pages for item in page["data"]] == whole["data"][::-1]
+    assert whole["first_id"] == pages[-1]["last_id"] and whole["last_id"] == pages[0]["first_id"]
+    assert usages[0] == usages[1]
 
 
 def test_a_server_that_keeps_no_responses_says_so() -> None:

@@ -168,12 +168,21 @@ def test_a_call_is_streamed_by_its_arguments() -> None:
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant", "content": ""}
     calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert calls[0]["function"] == {"name": "weather", "arguments": ""} and calls[0]["type"] == "function"
+    assert calls[0]["function"] == {"name": "weather", "arguments": "{"} and calls[0]["type"] == "function"
     assert all(call.keys() == {"index", "function"} for call in calls[1:])
     assert len(calls) > 5
     assert "".join(call["function"]["arguments"] for call in calls) == PARIS
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
     assert not any(delta.get("content") for delta in deltas)
+
+
+def test_a_chunk_has_one_part_of_each_call() -> None:
+    said = '<tool_call>{"name": "weather", "arguments": ' + PARIS + "}</tool_call>"
+    behind = market(says(said + said, per_delivery=1000), text=byte_text(TEMPLATE))
+    reply = post(behind, "/v1/chat/completions", ASKED | {"stream": True})
+    chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [(0, PARIS), (1, PARIS)]
 
 
 def test_a_required_call_is_held_to_the_tools(trials: GrammarTrials) -> None:
@@ -215,6 +224,42 @@ def test_calls_that_are_free_to_be_made_are_held_to_strict_schemas(trials: Gramm
     assert not fits('<tool_call>\n{"name": "weather", "arguments": {"city": 5}}\n</tool_call>')
 
 
+ANSWER = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"]}
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": ' + PARIS + "}\n</tool_call>"
+
+
+def fitting(behind: Any, said: str) -> bool:
+    """Whether the reply that was asked for could say that."""
+    compiled = compile_grammar(
+        read_vocabulary(byte_text().to_json(), size=258, ends=(257,)), behind.submitted[0][2].grammar
+    )
+    matcher = GrammarMatcher(compiled.grammar)
+    return all(matcher.accept_token(token) for token in said.encode()) and bool(matcher.accept_token(257))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_has_its_format_and_calls_may_come_in_its_place(trials: GrammarTrials, parallel: bool) -> None:
+    asked = {"tools": [STRICT, TIME], "parallel_tool_calls": parallel} | FORMAT
+    behind, reply = ask(CALL, asked, trials=trials)
+    (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": PARIS}
+    assert fitting(behind, CALL) and fitting(behind, '{"sure": true}')
+    assert fitting(behind, CALL + "\n" + CALL) == parallel
+    assert not fitting(behind, "well") and not fitting(behind, '{"sure": 1}') and not fitting(behind, "")
+
+
+def test_a_call_that_has_to_be_made_needs_no_format(trials: GrammarTrials) -> None:
+    behind, _ = ask("[]", {"tool_choice": "required"} | FORMAT, trials=trials)
+    assert fitting(behind, '[{"name": "weather", "arguments": ' + PARIS + "}]")
+
+
+def test_where_calls_have_another_form_the_answer_has_its_format(trials: GrammarTrials) -> None:
+    template = TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]")
+    behind, _ = ask("x", FORMAT, template, trials=trials)
+    assert json.loads(behind.submitted[0][2].grammar.text) == ANSWER
+
+
 def test_strict_schemas_are_refused_where_calls_have_another_form() -> None:
     _, reply = ask("x", {"tools": [STRICT]}, TEMPLATE.replace("<tool_call>", "[TOOL_CALLS]"))
     assert reply.json()["error"]["param"] == "tools[0].function.strict"
@@ -251,7 +296,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
     ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     (
         {
