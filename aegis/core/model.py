@@ -175,6 +175,15 @@ class Quantised(Struct, frozen=True):
         )
 
 
+class Adapter(Struct, frozen=True):
+    """What makes an image that of a LoRA adapter: its tensors are pairs, `<layer>.A [rank, in]` and `<layer>.B [out,
+    rank]`, and to what the layer makes of x comes `scale * B A x`."""
+
+    base: str  # the fingerprint of the image beside which it was made
+    rank: int
+    scale: float
+
+
 class Manifest(Struct, frozen=True):
     """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each
     further rank, `config.json` and, if the checkpoint has one, `tokenizer.json` with its configuration."""
@@ -196,6 +205,7 @@ class Manifest(Struct, frozen=True):
     ranks: int = 1  # that share the model out; each has an image of this layout and size, and KV of this shape
     pooling: Pooling | None = None  # of a model that generates nothing
     quantised: Quantised | None = None
+    adapter: Adapter | None = None  # KV and vocabulary are the base's
 
 
 class ModelSpec(Struct, frozen=True):
@@ -208,6 +218,7 @@ class ModelSpec(Struct, frozen=True):
     root: str  # the checkpoint the user named
     slo: Slo = Slo()
     note: str = ""  # what a user should know of its weights
+    base: ModelId | None = None  # of an adapter: the model that it is run with
 
     def shard(self, rank: int) -> ModelSpec:
         """The part of the model that one of its ranks loads."""

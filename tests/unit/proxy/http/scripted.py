@@ -261,7 +261,9 @@ class ScriptedMarket:
     async def ready(self) -> tuple[bool, str]:
         return not self.unwell, self.unwell
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> ScriptedModel | Waiting:
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> ScriptedModel | Waiting:
         if lazy:
             return Waiting(ModelId(name or source), source)
         if "broken" in source:
