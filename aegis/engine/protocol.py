@@ -75,7 +75,7 @@ class Engine(Protocol):
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
         """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there. An adapter is
-        attached after its base, and detached before it.
+        attached after its base.
 
         Raises ModelRefused if the backend cannot run the model.
         """

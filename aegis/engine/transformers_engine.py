@@ -158,7 +158,8 @@ class TransformersEngine(SamplingEngine):
     def detach(self, model: ModelId) -> None:
         base = self._base_of.pop(model, None)
         if base is not None:
-            self._models[base].adapters.remove(model)
+            if base in self._models:
+                self._models[base].adapters.remove(model)
             return
         self._models.pop(model, None)
         self._sampler.grammars.remove(model)
