@@ -1,7 +1,9 @@
-"""Adapters under seeded chance: each token is what its own adapter makes of KV that it made itself, whatever comes, goes
-and dies meanwhile, and weights never leave under a step."""
+"""Adapters under seeded chance: each token is what its own adapter makes of KV that it made itself, whatever comes,
+goes and dies meanwhile, and weights never leave under a step."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -56,10 +58,12 @@ def test_split_pools(seed: int) -> None:
 
 
 def test_what_begins_alike_is_reused_by_the_same_adapter_only() -> None:
+    """On the device, and from host memory after it was idle."""
     specs = (BASES[0], *[make_adapter(i, BASES[0]) for i in range(2)])
-    scenario = mixed(POLICIES["least slack"], specs=specs, mixed=1, reuses=True, alike=1, requests=40)
-    worlds = [play(scenario, seed) for seed in range(4)]
-    assert sum(counters.reused_tokens for world in worlds for counters in world.decode_counters()) > 100
+    scenario = mixed(POLICIES["aegaeon"], specs=specs, mixed=1, reuses=True, alike=1, requests=30)
+    worlds = [play(replace(scenario, gap_ns=gap_ns), seed) for seed in range(3) for gap_ns in (2_000_000, 60_000_000)]
+    assert sum(counters.reused_tokens for world in worlds for counters in world.decode_counters()) > 1000
+    assert sum(world.memory.host.kept.counters.hits for world in worlds) > 0
 
 
 def test_rows_of_adapters_are_one_batch() -> None:
