@@ -95,4 +95,3 @@ def merge_into(model: PreTrainedModel, adapter: Path) -> None:
                 layer = model.get_submodule(name.removeprefix("base_model.model.").partition(".lora_A.")[0])
                 change = scale * (tensors[name.replace(".lora_A.", ".lora_B.")] @ down)
                 layer.weight += change.T if isinstance(layer, Conv1D) else change
-

@@ -106,7 +106,7 @@ def _convert(
         for file in Path(base.directory).iterdir():
             if file.is_file() and file.name != MANIFEST and file.suffix != ".bin":
                 shutil.copyfile(file, draft / file.name)
-        return _write(pairs, configuration, base.manifest, directory.name, draft)
+        return write_pairs(pairs, configuration, base.manifest, directory.name, draft)
 
 
 def _shapes(base: ModelSpec) -> Shapes:
@@ -171,9 +171,10 @@ def _paired(tensors: Mapping[str, torch.Tensor], dtype: str) -> Pairs:
     return pairs
 
 
-def _write(
+def write_pairs(
     pairs: Pairs, configuration: AdapterConfiguration, base: Manifest, fingerprint: str, draft: Path
 ) -> Manifest:
+    """Writes image and manifest of an adapter of this base into the directory."""
     from aegis.engine.stored_tensor import Stored
     from aegis.models.weight_image import write_tensors
 

@@ -122,8 +122,14 @@ BAD: dict[str, tuple[Edit, str]] = {
     "no scale": (configured(lora_alpha="x"), "lora_alpha is 'x'"),
     "an infinite scale": (configured(lora_alpha=float("inf")), "lora_alpha is inf"),
     "another rank": (configured(r=8), "with rank 8 its base needs"),
-    "unknown layers": (renamed("q_proj", "query"), r"it changes model\.layers\.0\.self_attn\.query, and its base has no"),
-    "the last layer": (renamed("model.layers.0.self_attn.q_proj", "lm_head"), "it changes lm_head, and its base has no"),
+    "unknown layers": (
+        renamed("q_proj", "query"),
+        r"it changes model\.layers\.0\.self_attn\.query, and its base has no",
+    ),
+    "the last layer": (
+        renamed("model.layers.0.self_attn.q_proj", "lm_head"),
+        "it changes lm_head, and its base has no",
+    ),
     "its own embeddings": (renamed("self_attn.q_proj.lora_A", "embed_tokens"), "is no part of a LoRA pair"),
     "dora's magnitudes": (renamed("lora_B.weight", "lora_magnitude_vector"), "is no part of a LoRA pair"),
     "another base's shape": (changed("q_proj.lora_A", lambda a: a[:, :-1]), "it belongs to another base"),

@@ -264,6 +264,7 @@ class ScriptedMarket:
     async def add_model(
         self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
     ) -> ScriptedModel | Waiting:
+        self.added = (source, name, base)
         if lazy:
             return Waiting(ModelId(name or source), source)
         if "broken" in source:
