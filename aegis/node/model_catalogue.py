@@ -423,13 +423,20 @@ class Catalogue:
         if alone:
             async for outcome in self._made(alone, options):
                 yield outcome
+        by_base: dict[ModelId, list[Source]] = {}
         for source in [source for source in sources if source.adapter]:
             base = await find_base(source, self._models)
             if isinstance(base, ModelRefused):
                 yield source, base
-                continue
-            async for outcome in self._made([source], options, base):
-                yield outcome
+            else:
+                by_base.setdefault(base.model, []).append(source)
+        for name, adapters in by_base.items():
+            if served := self._models.get(name):
+                async for outcome in self._made(adapters, options, served.spec):
+                    yield outcome
+            else:
+                for source in adapters:
+                    yield source, ModelRefused(f"{source.root}: its base '{name}' was removed")
 
     def _made(
         self, sources: Sequence[Source], options: _Options, base: ModelSpec | None = None

@@ -40,6 +40,9 @@ _DTYPES = ("BF16", "F16", "F32")
 Shapes = Mapping[str, tuple[int, int]]
 """`(out, in)` of a model's layers that an adapter may change, by path."""
 
+_shapes: dict[str, Shapes] = {}
+"""By the image directory: many adapters of one base are registered in a row."""
+
 Pairs = dict[str, dict[str, "torch.Tensor"]]
 """`A` and `B` of each layer that is changed, by its path."""
 
@@ -98,7 +101,8 @@ def _convert(
 ) -> Manifest:
     import_transformers()
     report("building its base", _STAGE_S)
-    shapes = _shapes(base)
+    shapes = _shapes.get(base.directory) or _shapes_of(base)
+    _shapes[base.directory] = shapes
     report("reading the adapter", _STAGE_S)
     pairs = read_pairs(found / WEIGHTS, shapes, configuration.rank, base.manifest.dtype)
     report("writing the weight image", _STAGE_S)
@@ -109,7 +113,7 @@ def _convert(
         return write_pairs(pairs, configuration, base.manifest, directory.name, draft)
 
 
-def _shapes(base: ModelSpec) -> Shapes:
+def _shapes_of(base: ModelSpec) -> Shapes:
     from transformers import AutoModelForCausalLM
 
     from aegis.engine.lora import layer_shape

@@ -187,6 +187,7 @@ class ScriptedMarket:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
+    added: tuple[str, str | None, str | None] | None = None
     handles: list[ScriptedHandle] = field(default_factory=list)
     first_choices: list[object] = field(default_factory=list)
     among: list[object] = field(default_factory=list)
