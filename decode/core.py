@@ -138,7 +138,8 @@ class DecodeCore:
             case Stepped():
                 self._stepped(event, now_ns)
             case Progress():
-                self._progress(event)
+                self.ledger.progress(event.stream, event.value)
+                self._kv.progress(event.stream)
             case Adopt():
                 self._adopt(event)
             case Submit():
@@ -391,10 +392,6 @@ class DecodeCore:
             self._effects.append(self._eviction_reasons.gave_up(sequence, because))
         self._leave(sequence)
         self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
-
-    def _progress(self, event: Progress) -> None:
-        self.ledger.progress(event.stream, event.value)
-        self._kv.progress(event.stream)
 
     def _advance(self, now_ns: int) -> tuple[bool, DivideDevice | None, Batch | None]:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way; what has to
