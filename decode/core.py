@@ -138,7 +138,8 @@ class DecodeCore:
             case Stepped():
                 self._stepped(event, now_ns)
             case Progress():
-                self._progress(event)
+                self.ledger.progress(event.stream, event.value)
+                self._kv.progress(event.stream)
             case Adopt():
                 self._adopt(event)
             case Submit():
@@ -210,8 +211,8 @@ class DecodeCore:
     # --- coming and going ---------------------------------------------------------------------------------------------
 
     def _submit(self, event: Submit) -> None:
-        job, spec = event.job, self.ledger.specs.get(event.job.model)
-        if spec is None:
+        job, spec = event.job, self.ledger.specs.get(event.job.served)
+        if spec is None or job.model not in self.ledger.specs:
             self._effects.send(unserved(job))
             return
         sequence = submitted(job, spec)
@@ -220,8 +221,8 @@ class DecodeCore:
         self._join(sequence)
 
     def _adopt(self, event: Adopt) -> None:
-        spec = self.ledger.specs.get(event.job.model)
-        if spec is None:
+        spec = self.ledger.specs.get(event.job.served)
+        if spec is None or event.job.model not in self.ledger.specs:
             self.hand_overs.refuse(event)
             self._effects.send(unserved(event.job))
             return
@@ -382,7 +383,7 @@ class DecodeCore:
         """Requests that wait for the model go on when its image was made again; the next request tries again."""
         self._models.load_failed(event)
         self.hand_overs.load_failed(event.model)
-        for sequence in [s for s in self._by_request.values() if s.job.model == event.model]:
+        for sequence in [s for s in self._by_request.values() if event.model in (s.job.model, s.job.adapter)]:
             self._leave(sequence)
             self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
 
@@ -391,10 +392,6 @@ class DecodeCore:
             self._effects.append(self._eviction_reasons.gave_up(sequence, because))
         self._leave(sequence)
         self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
-
-    def _progress(self, event: Progress) -> None:
-        self.ledger.progress(event.stream, event.value)
-        self._kv.progress(event.stream)
 
     def _advance(self, now_ns: int) -> tuple[bool, DivideDevice | None, Batch | None]:
         """Whether a step begins: it is the last thing this event asks for, with everything else under way; what has to
@@ -505,7 +502,8 @@ class DecodeCore:
 
     def _there(self, batch: Batch) -> list[Sequence]:
         """Its sequences that the first lane can decode."""
-        return [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside and not s.leaving]
+        here = [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside and not s.leaving]
+        return [s for s in here if self._eviction.adapters.there(s)] if self.ledger.adapters else here
 
     def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""
@@ -596,5 +594,5 @@ class DecodeCore:
             self._second.forget(model)
 
     def _in_use(self) -> set[ModelId]:
-        """Models that a request here is of."""
-        return {s.job.model for s in self._work.busy} | {b.model for b in self._work.batches} | self._arrivals.models()
+        """Models that a request here is of, and adapters."""
+        return self._eviction.in_use() | self._arrivals.models()

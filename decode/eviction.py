@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
+from decode.adapters import Adapters
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
 from decode.sequences import DEVICE, HOST, Counters, Room, Sequence, Where
@@ -42,23 +43,27 @@ class Eviction:
         self._give_up = give_up
         self._reasons = reasons
         self._weights = WeightEviction(ledger, reasons)
+        self.adapters = Adapters(ledger, work)
         self.expected: set[ModelId] = set()  # models whose requests are to come from elsewhere
 
     # --- for the turn that runs ---------------------------------------------------------------------------------------
 
-    def load(self, model: ModelId, *, spare: int = 0, prefetch: bool = False) -> bool:
-        """Whether the model's weights are on their way now. `spare` pages remain free."""
+    def load(self, model: ModelId, *, spare: int = 0, prefetch: bool = False, base: ModelId | None = None) -> bool:
+        """Whether the model's weights are on their way now. `spare` pages remain free. Those of an adapter come at the
+        cost of what its `base` may cost."""
         ledger = self._ledger
         pages = ledger.budget.weight_pages(ledger.specs[model].manifest.image_bytes)
         if ledger.pool.free < pages + spare:
             self._give_up_ahead()
         if ledger.must_wait(pages + spare):
             return False
-        return self._weights.load(model, self._victims(model), spare=spare, prefetch=prefetch)
+        return self._weights.load(model, self._victims(base or model), spare=spare, prefetch=prefetch)
 
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
-        """Starts the swap-in of missing KV, if the batch `decodes`, and of the KV that the next prefill has. Sequences
-        whose KV is there come first: no KV is brought in that has to leave again as soon as they grow."""
+        """Loads missing adapters. Starts the swap-in of missing KV, if the batch `decodes`, and of the KV that the next
+        prefill has. Sequences whose KV is there come first: no KV is brought in that has to leave again as soon as they
+        grow."""
+        self.adapters.bring_in(batch, lambda adapter: self.load(adapter, base=batch.model))
         following = batch.next_waiting() if batch.waiting else None
         away = [s for s in batch.sequences if s.where is HOST and (s is following if s.lacks else decodes)]
         if not away:
@@ -74,7 +79,9 @@ class Eviction:
             growth += _growth(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
-        """A block for the position that the next step writes."""
+        """A block for the position that the next step writes. Not without its adapter."""
+        if not self.adapters.there(sequence):
+            return False
         missing = sequence.blocks_now() - sequence.held
         if missing > 0 and self._ledger.device.room(sequence.shape) < missing:
             self._give_up_ahead()
@@ -82,8 +89,11 @@ class Eviction:
         return not sequence.refused
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether its next run needs no block that has to be made room for."""
-        return self._ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
+        """Whether its next run needs nothing that has to be made room for."""
+        return (
+            self.adapters.there(sequence)
+            and self._ledger.device.room(sequence.shape) >= sequence.blocks_now() - sequence.held
+        )
 
     def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
         """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave: as
@@ -138,11 +148,17 @@ class Eviction:
             if not there:
                 return
 
+    def in_use(self) -> set[ModelId]:
+        """Models that sequences in batches, or in the runs under way, are of, and their adapters."""
+        busy = [sequence.job for sequence in self._work.busy]
+        models = {job.model for job in busy} | {job.served for job in busy}
+        return models | {batch.model for batch in self._work.batches} | self.adapters.wanted()
+
     def abandon_unwanted(self) -> None:
         """Abandons loads of models that no batch waits for any more, so that others have the link."""
         loading = self._ledger.weights.loading()
         if loading:
-            wanted = {batch.model for batch in self._work.batches} | self.expected
+            wanted = {batch.model for batch in self._work.batches} | self.expected | self.adapters.wanted()
             self._abandon([model for model, _ in loading if model not in wanted])
 
     # --- for other instances ------------------------------------------------------------------------------------------
@@ -174,14 +190,14 @@ class Eviction:
         """Frees everything that a batch has on the device."""
         for sequence in [s for s in batch.sequences if s.where is Where.DEVICE]:
             self._put_away(sequence)
-        if self._ledger.weights.is_resident(batch.model):
-            self._weights.evict_all([batch.model], None)
+        there = [m for m in (batch.model, *sorted(self.adapters.wanted({batch.model}))) if self._is_there(m)]
+        self._weights.evict_all(there, None)
 
     def give_back(self, asked: TakeBack, now_ns: int) -> None:
         """Gives back pages that no batch needs now."""
         if asked.gentle:
             self._give_up_ahead()
-        needed = {batch.model for batch in self._work.batches}
+        needed = {batch.model for batch in self._work.batches} | self.adapters.wanted()
         self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -235,7 +251,7 @@ class Eviction:
         others = sum([s.held for s in alike if s is not sequence])
         there = {model, *ledger.weights.resident(), *[loading for loading, _ in ledger.weights.loading()]}
         weights = sum([ledger.budget.weight_pages(ledger.specs[each].manifest.image_bytes) for each in there])
-        slabs = (ledger.budget.pages - weights) // len(there) // ledger.budget.pages_per_slab
+        slabs = (ledger.budget.pages - weights) // len(there - ledger.adapters) // ledger.budget.pages_per_slab
         return not others or others + sequence.held + blocks <= slabs * ledger.device.per_slab(sequence.shape)
 
     def _give_up_ahead(self, *, but: Batch | None = None) -> None:
@@ -255,7 +271,10 @@ class Eviction:
         pages = self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
         if not weights.is_resident(model) and not weights.is_loading(model):
             pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
-        return pages
+        return pages + self.adapters.pages(sequence)
+
+    def _is_there(self, model: ModelId) -> bool:
+        return self._ledger.weights.is_resident(model)
 
     def _fit_together(self, following: Batch) -> bool:
         """Whether the device holds that batch and the running one, weights and KV, when all others have left."""
@@ -309,14 +328,16 @@ class Eviction:
     def _expendable(self, needed: ModelId | None) -> list[ModelId]:
         """Resident models whose weights may go, those needed last first: models without requests in the order of their
         last use, then those whose turns come after that of the `needed` one, the furthest first."""
-        places, busy = self._work.places(), self._work.busy
+        places, busy = self._work.places() | self.adapters.places(), self._work.busy
         never = len(places)
         sooner = -1 if needed is None else places.get(needed, never)
         running = busy[0].job.model if busy else None
         beside = busy[-1].job.model if busy else None  # on the second lane, if there is a run
         resident = self._ledger.weights.resident()
         paused = self._work.paused.model if self._work.paused else None
-        stay = (needed, running, beside, paused)
+        stay = {needed, running, beside, paused}
+        if self._ledger.adapters:
+            stay |= self.adapters.wanted(stay) | {sequence.job.adapter for sequence in busy}
         idle = [m for m in resident if m not in stay and places.get(m, never) >= sooner]
         return sorted(idle, key=lambda model: -places.get(model, never))  # the order of use remains
 
@@ -328,7 +349,8 @@ class Eviction:
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:
         """Whether memory comes back from a model that was being loaded for later."""
-        return self._abandon([model for model, _ in self._ledger.weights.loading() if model != needed])
+        keep = {needed} | self.adapters.wanted({needed})
+        return self._abandon([model for model, _ in self._ledger.weights.loading() if model not in keep])
 
     def _abandon(self, models: list[ModelId]) -> bool:
         self._counters.abandoned += self._weights.abandon(models)

@@ -26,7 +26,7 @@ _NO_SLAB = "its KV is to come from another machine, and the host has no slab for
 
 def unserved(job: Job) -> Broken:
     """The answer for a job whose model was dropped before it came."""
-    return Broken(job.request, job.attempt, f"model '{job.model}' was removed")
+    return Broken(job.request, job.attempt, f"model '{job.served}' was removed")
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class Arrivals:
 
     def models(self) -> set[ModelId]:
         """The models of sequences whose blocks are taken."""
-        return {fetch.sequence.job.model for fetch in self._fetching.values()}
+        jobs = [fetch.sequence.job for fetch in self._fetching.values()]
+        return {job.model for job in jobs} | {job.served for job in jobs}
 
     def expect(self, sequence: Sequence) -> None:
         """The sequence was adopted."""

@@ -92,8 +92,8 @@ class KvSwap:
 
     def capacity(self, spec: ModelSpec) -> int:
         """The blocks that the device can hold for a model while its weights are loaded: in an equal share of its pages,
-        or in what the instance has now, if that is more."""
-        budget = self._ledger.budget
+        or in what the instance has now, if that is more. Adapters have those of their base."""
+        budget, spec = self._ledger.budget, self._ledger.base_of(spec)
         pages = max(budget.equal_pages, self._ledger.balloon.held) - budget.weight_pages(spec.manifest.image_bytes)
         return pages // budget.pages_per_slab * self._ledger.device.per_slab(spec.manifest.kv)
 
@@ -165,7 +165,8 @@ class KvSwap:
         if not self._offers or sequence.job.is_whole:
             return False
         tokens, most = (*sequence.job.prompt, *sequence.job.sent)[:-1], sequence.reused + sequence.block_tokens - 1
-        return any([alike(tokens, (*other.job.prompt, *other.job.sent)) > most for other in ahead])
+        alikes = [other.job for other in ahead if other.job.adapter == sequence.job.adapter]
+        return any([alike(tokens, (*other.prompt, *other.sent)) > most for other in alikes])
 
     def give_up_offers(self) -> None:
         """Drops the offers that the node has not answered; their blocks leave the device at once."""

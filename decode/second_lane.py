@@ -184,7 +184,9 @@ class SecondLane:
     def _has_place(self, sequence: Sequence, *, own: bool) -> bool:
         """Whether its prompt can begin: only for one of the batch's `own` may anything leave. Prompts on the first lane
         would wait for one that cannot."""
-        return sequence.where in (Where.NOWHERE, Where.DEVICE) and (own or self._eviction.fits(sequence))
+        if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.adapters.there(sequence):
+            return False
+        return own or self._eviction.fits(sequence)
 
     def _rows(self, batch: Batch) -> list[Sequence]:
         """Its sequences that can have a step without anything leaving the device."""
@@ -202,6 +204,8 @@ class SecondLane:
         own = work.turn is not None and batch is work.turn.batch
         if choice.prefills:
             sequence = batch.next_waiting()
+            if not self._eviction.adapters.there(sequence):
+                return None
             if not (own or self._eviction.fits(sequence)) or not self._eviction.grow(sequence):
                 return None
             beside = _beside_prompt(sequence)  # as it was when the guard was asked

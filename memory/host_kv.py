@@ -53,7 +53,7 @@ class HostKv:
 
     def prefix_of(self, job: Job) -> KeptPrefix | None:
         """The kept KV of the prompt that the job prefills. A prompt whose logprobs are requested has to be run."""
-        spec = self._spec_of(job.model)
+        spec = self._spec_of(job.served)
         if spec is None or job.is_whole:
             return None
         manifest = spec.manifest

@@ -75,6 +75,7 @@ class Ledger:
         self.budget = budget
         self.effects: list[Effect] = []
         self.specs: dict[ModelId, ModelSpec] = {}
+        self.adapters: set[ModelId] = set()  # among them
         self._shapes: dict[KvShape, KvShape] = {}  # models of one shape share it: finding its slabs compares nothing
         self.transfers = Transfers(words)
         self.pool = PagePool()
@@ -109,9 +110,15 @@ class Ledger:
         if shape is not spec.manifest.kv:
             spec = replace(spec, manifest=replace(spec.manifest, kv=shape))
         self.specs[spec.model] = spec
+        if spec.base is not None:
+            self.adapters.add(spec.model)
         self.weights.add(spec.model)
         self.effects.append(Bind(spec, offset))
         return True
+
+    def base_of(self, spec: ModelSpec) -> ModelSpec:
+        """The model whose weights and KV its sequences need: its base, or itself."""
+        return spec if spec.base is None else self.specs[spec.base]
 
     def drop_model(self, model: ModelId) -> None:
         """The model must not be loading, and no block of its sequences may be left."""
@@ -120,6 +127,7 @@ class Ledger:
         self.weights.remove(model)
         self._ranges.release(model)
         del self.specs[model]
+        self.adapters.discard(model)
         self.unloading.discard(model)
         self.effects.append(Unbind(model))
 

@@ -192,10 +192,11 @@ class PrefillCore:
 
     def _submit(self, event: Submit) -> None:
         """The sender may not have learned yet that the model was dropped."""
-        if event.job.model in self.ledger.specs:
+        job, specs = event.job, self.ledger.specs
+        if job.model in specs and job.served in specs:
             self._queue.submit(event)
         else:
-            self._break(event.job, f"model '{event.job.model}' was removed")
+            self._break(job, f"model '{job.served}' was removed")
 
     def _release(self, key: tuple[RequestId, int]) -> None:
         handed = self._handed.pop(key)
@@ -278,7 +279,9 @@ class PrefillCore:
         return paused
 
     def _fits(self, job: Job) -> bool:
-        """Whether there is room for it without anything being made for it."""
+        """Whether there is room for it without anything being made for it, and its adapter is there."""
+        if job.adapter is not None and not self.ledger.weights.is_resident(job.adapter):
+            return False
         shape = self.ledger.specs[job.model].manifest.kv
         count = shape.blocks_for(job.prefill_tokens)
         return self.ledger.device.room(shape) >= count and self.ledger.host.room(shape) >= _to_host(job, count)
@@ -379,9 +382,19 @@ class PrefillCore:
         if weights.is_resident(model):
             if self._switch:
                 self._switch.loaded(now_ns)
-            return True
-        if not weights.is_loading(model) and self._eviction.load(job) and self._switch:
+            return job.adapter is None or self._bring_in_adapter(job, job.adapter)
+        if not weights.is_loading(model) and self._eviction.load(job, model) and self._switch:
             self._switch.loading_ns = now_ns
+        return False
+
+    def _bring_in_adapter(self, job: Job, adapter: ModelId) -> bool:
+        """Whether it is there. If not, an event follows."""
+        weights = self.ledger.weights
+        if weights.is_resident(adapter):
+            weights.used(adapter)
+            return True
+        if not weights.is_loading(adapter):
+            self._eviction.load(job, adapter)
         return False
 
     def _reserve(self, job: Job) -> Running | None:
@@ -501,8 +514,10 @@ class PrefillCore:
             self._switch = None if self._switch and self._switch.model == model else self._switch
 
     def _in_use(self) -> set[ModelId]:
-        """Models that a job here is of."""
-        return {*self._queue.needed(), *[running.job.model for running in self._queue.begun()]}
+        """Models that a job here is of, and adapters."""
+        begun = [running.job for running in self._queue.begun()]
+        running = {job.model for job in begun} | {job.served for job in begun}
+        return {*self._queue.needed(), *self._queue.adapters()} | running
 
     def _return_slabs(self) -> None:
         surplus = self.ledger.surplus_slabs(keep=0 if self._requested_slabs else 1)

@@ -47,12 +47,12 @@ class Eviction:
 
     # --- for the next job ---------------------------------------------------------------------------------------------
 
-    def load(self, job: Job) -> bool:
-        """Whether the weights of the job's model are on their way now."""
+    def load(self, job: Job, model: ModelId) -> bool:
+        """Whether the weights of the job's model, or of its adapter, are on their way now."""
         ledger = self._ledger
-        if ledger.must_wait(self._weight_pages(job.model)):
+        if ledger.must_wait(self._weight_pages(model)):
             return False
-        if self._weights.load(job.model, self._expendable(job.model)):
+        if self._weights.load(model, self._expendable(job.model, job.adapter)):
             return True
         self._demand(job)
         return False
@@ -65,7 +65,7 @@ class Eviction:
             return True
         if ledger.must_wait(ledger.kv_pages(shape, blocks)):
             return False
-        victims = self._expendable(job.model)
+        victims = self._expendable(job.model, job.adapter)
         for at in range(len(victims)):
             self._weights.evict(victims, at, job.model)
             if device.room(shape) >= blocks:
@@ -81,7 +81,8 @@ class Eviction:
         if not loading and running is None:
             return
         needed = self._queue.needed()
-        self._abandon(model for model, _ in loading if model not in needed)
+        wanted = {*needed, *self._queue.adapters()}
+        self._abandon(model for model, _ in loading if model not in wanted)
         if running is None or loading:
             return
         model = next((model for model in needed if model != running.job.model), None)
@@ -115,7 +116,7 @@ class Eviction:
 
     def give_back(self, asked: TakeBack, now_ns: int) -> None:
         """Gives back pages that the node asks for; gently, only those of models that no job needs now."""
-        needed = self._queue.needed()
+        needed = {*self._queue.needed(), *self._queue.adapters()}
         self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -126,17 +127,21 @@ class Eviction:
         ledger = self._ledger
         if ledger.device.moving or self._abandon(model for model, _ in ledger.weights.loading()):
             return
-        self._weights.evict_all(self._expendable(job.model), job.model)
+        self._weights.evict_all(self._expendable(job.model, job.adapter), job.model)
         shape = self._shape(job.model)
         pages = ledger.kv_pages(shape, shape.blocks_for(job.prefill_tokens))
         if not ledger.weights.is_resident(job.model):
             pages += self._weight_pages(job.model)
+        if job.adapter is not None and not ledger.weights.is_resident(job.adapter):
+            pages += self._weight_pages(job.adapter)
         ledger.balloon.want(pages - ledger.pool.free, urgent=True)
 
-    def _expendable(self, needed: ModelId | None) -> list[ModelId]:
-        """Resident models, those needed last first: unqueued ones before queued ones."""
+    def _expendable(self, needed: ModelId | None, adapter: ModelId | None = None) -> list[ModelId]:
+        """Resident models, those needed last first: unqueued ones before queued ones, and adapters before their
+        bases."""
         order = {model: position for position, model in enumerate(self._queue.needed())}
-        keep = {needed, *[running.job.model for running in self._queue.begun()]}
+        begun = [running.job for running in self._queue.begun()]
+        keep = {needed, adapter} | {job.model for job in begun} | {job.served for job in begun}
         candidates = [model for model in self._ledger.weights.resident() if model not in keep]
         return sorted(candidates, key=lambda model: (-order.get(model, len(order)), model))
 

@@ -48,7 +48,7 @@ class PrefixReuse:
         """The job was run, and its KV is being copied out. `settle` or `let_go` follow."""
         self.let_go()
         shape = self._ledger.specs[job.model].manifest.kv
-        self._past = _Past(job.model, shape, _tokens(job), device, event, held=True)
+        self._past = _Past(job.served, shape, _tokens(job), device, event, held=True)
 
     def settle(self, waiting: Iterable[Job]) -> None:
         """Lets go of the last KV if none of the jobs that wait could go on from it."""
@@ -83,7 +83,8 @@ class PrefixReuse:
         if job.is_whole:
             return False
         size = self._ledger.specs[job.model].manifest.kv.block_tokens
-        return job.kept is not None or any([alike(_tokens(job)[:-1], _tokens(other)) >= size for other in ahead])
+        alikes = [other for other in ahead if other.served == job.served]
+        return job.kept is not None or any([alike(_tokens(job)[:-1], _tokens(other)) >= size for other in alikes])
 
     def came(self, running: Running) -> bool:
         """Whether the job can be run now, after an event."""
@@ -105,7 +106,7 @@ class PrefixReuse:
 
     def _goes_on_from_past(self, running: Running, shape: KvShape) -> bool:
         past, job = self._past, running.job
-        if past is None or past.model != job.model:
+        if past is None or past.model != job.served:
             return False
         if not past.held and self._ledger.transfers.passed(past.event):
             return False
@@ -118,7 +119,7 @@ class PrefixReuse:
         return True
 
     def _is_of_use(self, past: _Past, job: Job) -> bool:
-        if job.model != past.model or job.is_whole:
+        if job.served != past.model or job.is_whole:
             return False
         return alike(_tokens(job)[:-1], past.tokens) >= job.kept_tokens + past.shape.block_tokens
 

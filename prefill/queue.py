@@ -136,13 +136,18 @@ class Queue:
         """Models with waiting jobs, in the order in which they are needed."""
         return list(dict.fromkeys([group.model for group in self.groups if group.jobs]))
 
+    def adapters(self) -> list[ModelId]:
+        """Of the jobs that wait."""
+        return [job.adapter for group in self.groups for job in group.jobs if job.adapter is not None]
+
     def drain(self, model: ModelId) -> list[Job]:
-        """Takes out all waiting jobs of a model."""
+        """Takes out all waiting jobs of a model, or of an adapter."""
         taken: list[Job] = []
         for group in self.groups:
-            if group.model == model:
-                taken += group.jobs
-                group.jobs.clear()
+            leaving = [job for job in group.jobs if model in (job.model, job.adapter)]
+            for job in leaving:
+                group.jobs.remove(job)
+            taken += leaving
         self.suspects.difference_update([job.request for job in taken])
         return taken
 

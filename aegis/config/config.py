@@ -93,6 +93,7 @@ class ModelEntry(Section):
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     weights: WeightsName | None = Field(default=None, description="Quantise it so; as `weights` if not set")
+    base: str | None = Field(default=None, description="Of a LoRA adapter: the model it is run with; docs/adapters.md")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
     pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
     priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")

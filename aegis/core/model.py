@@ -210,6 +210,15 @@ class Quantised(Struct, frozen=True):
         )
 
 
+class Adapter(Struct, frozen=True):
+    """What makes an image that of a LoRA adapter: its tensors are pairs, `<layer>.A [rank, in]` and `<layer>.B [out,
+    rank]`, and to what the layer makes of x comes `scale * B A x`."""
+
+    base: str  # the fingerprint of the image beside which it was made
+    rank: int
+    scale: float
+
+
 class Manifest(Struct, frozen=True):
     """The description of an image directory, in its `manifest.json`. Beside it lie `image.bin`, one more image for each
     further rank, `config.json` and, if the checkpoint has one, `tokenizer.json` with its configuration."""
@@ -232,6 +241,7 @@ class Manifest(Struct, frozen=True):
     pooling: Pooling | None = None  # of a model that generates nothing
     quantised: Quantised | None = None
     came: str = ""  # what its checkpoint's weights were and run as, where that is something else
+    adapter: Adapter | None = None  # KV and vocabulary are the base's
 
 
 class ModelSpec(Struct, frozen=True):
@@ -244,6 +254,7 @@ class ModelSpec(Struct, frozen=True):
     root: str  # the checkpoint the user named
     slo: Slo = Slo()
     note: str = ""  # what a user should know of its weights
+    base: ModelId | None = None  # of an adapter: the model that it is run with
 
     def shard(self, rank: int) -> ModelSpec:
         """The part of the model that one of its ranks loads."""

@@ -108,6 +108,12 @@ class Job(Struct, frozen=True):
     sent: tuple[int, ...] = ()
     priority: int = 0  # the lower, the earlier
     kept: KeptPrefix | None = None  # need not be prefilled
+    adapter: ModelId | None = None  # of `model`, which is its base: what the client has asked for
+
+    @property
+    def served(self) -> ModelId:
+        """The model that the client has asked for."""
+        return self.adapter or self.model
 
     @property
     def prefill_tokens(self) -> int:

@@ -41,6 +41,7 @@ class StepRow(Struct, frozen=True):
     start: int
     blocks: BlockTable
     samples: bool = True
+    adapter: ModelId | None = None  # an attached one of the model
 
     @property
     def stop(self) -> int:
@@ -73,7 +74,8 @@ class Engine(Protocol):
         ...
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
-        """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there.
+        """Binds the model's parameters as views at `weights_base + tensor.offset`. Touches no byte there. An adapter is
+        attached after its base.
 
         Raises ModelRefused if the backend cannot run the model.
         """

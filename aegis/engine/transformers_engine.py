@@ -29,6 +29,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.lane_threads import Computing, Decoders
+from aegis.engine.lora import Adapters, adapting, segments_of
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
@@ -95,6 +96,7 @@ class _Attached:
     keeps_logits: bool  # forward takes `logits_to_keep`
     extends: bool  # else the KV of a position depends on how many there are
     alone: AbstractContextManager[object]  # held during its steps, if these change what its modules hold
+    adapters: Adapters
 
 
 class TransformersEngine(SamplingEngine):
@@ -115,18 +117,24 @@ class TransformersEngine(SamplingEngine):
         self._kv = kv
         self._device = torch.device(device)
         self._models: dict[ModelId, _Attached] = {}
+        self._base_of: dict[ModelId, ModelId] = {}  # by adapter
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
         self._group = group
         self._decoders = Decoders()
         self._computing = Computing(self._device, decoder, self._decoders)
 
     def prepare(self, spec: ModelSpec) -> None:
+        if spec.base is not None:
+            return
         self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)
 
     def discard(self, spec: ModelSpec) -> None:
         self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
 
     def attach(self, spec: ModelSpec, weights_base: int) -> None:
+        if spec.base is not None:
+            self._attach_adapter(spec, spec.base, weights_base)
+            return
         assert spec.model not in self._models and spec.manifest.ranks == (self._group.size if self._group else 1)
         module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
         bound(module, spec, weights_base, self._device)
@@ -136,10 +144,23 @@ class TransformersEngine(SamplingEngine):
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         extends = _extends(module)  # else rotary frequencies are set in each step
         alone: AbstractContextManager[object] = nullcontext() if extends else Lock()
-        self._models[spec.model] = _Attached(module, views, keeps_logits, extends, alone)
+        self._models[spec.model] = _Attached(
+            module, views, keeps_logits, extends, alone, Adapters(module, self._device)
+        )
         self._sampler.grammars.add(spec)
 
+    def _attach_adapter(self, spec: ModelSpec, base: ModelId, weights_base: int) -> None:
+        if base not in self._models:
+            raise ModelRefused(f"{spec.root}: its base {base!r} cannot be run here")
+        self._models[base].adapters.add(spec, weights_base)
+        self._base_of[spec.model] = base
+
     def detach(self, model: ModelId) -> None:
+        base = self._base_of.pop(model, None)
+        if base is not None:
+            if base in self._models:
+                self._models[base].adapters.remove(model)
+            return
         self._models.pop(model, None)
         self._sampler.grammars.remove(model)
         self._decoders.drop(model)
@@ -161,7 +182,7 @@ class TransformersEngine(SamplingEngine):
                 return [self._reported(attached, first)]
             if any(len(row.tokens) > 1 for row in rows):
                 asked, logits = self._run_together(attached, rows)
-            elif (decoder := self.decoder) is not None:
+            elif (decoder := self.decoder) is not None and not any(row.adapter for row in rows):
                 run = partial(_forward, attached, keep=1)
                 asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
             else:
@@ -182,7 +203,7 @@ class TransformersEngine(SamplingEngine):
         """With its prompt's logprobs."""
         ids, positions = self._sent([row.tokens]), self._sent([range(row.stop)])
         step = Prefill(attached.views, self._computing.scratch, 0, row.stop, row.blocks)
-        logits = _forward(attached, step, ids, positions, keep=0)[0]
+        logits = _forward(attached, step, ids, positions, keep=0, rows=[row])[0]
         prompt = self._sampler.prompt_logprobs(row.request, logits, row.tokens)
         token = self._sampler.sample([row.request], logits[-1:])[0]
         return Sampled(token, prompt, self._sampler.problem(row.request))
@@ -205,7 +226,8 @@ class TransformersEngine(SamplingEngine):
         keep = torch.tensor(list(asked.values()), dtype=torch.int64, device=self._device)
         pace = self._computing.pace
         between = pace.layer if pace else None
-        return list(asked), _forward(attached, step, ids, positions, keep=keep, between=between)[0]
+        logits = _forward(attached, step, ids, positions, keep=keep, rows=ordered, between=between)[0]
+        return list(asked), logits
 
     def _beside(self, attached: _Attached, rows: Sequence[StepRow]) -> Step:
         """The attention of rows of one token, longest first, beside others."""
@@ -217,7 +239,8 @@ class TransformersEngine(SamplingEngine):
         order = _longest_first(range(len(rows)), rows)
         ordered = [rows[at] for at in order]
         ids, positions = self._sent([row.tokens for row in ordered]), self._sent([[row.start] for row in ordered])
-        logits = _forward(attached, self._gathering(attached, ordered), ids, positions, keep=1)[:, -1]
+        step = self._gathering(attached, ordered)
+        logits = _forward(attached, step, ids, positions, keep=1, rows=ordered)[:, -1]
         return _asked(rows, order, logits)
 
     def _gathering(self, attached: _Attached, rows: Sequence[StepRow]) -> Decode:
@@ -246,12 +269,14 @@ def _forward(
     positions: torch.Tensor,
     *,
     keep: int | torch.Tensor,
+    rows: Sequence[StepRow] = (),
     between: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these, which may be none.
-    `between` is called once in each layer."""
+    Adapters are those of the `rows`, which are in the order of the tokens. `between` is called once in each layer."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
-    with running(step, between):
+    segments = segments_of(rows, ids.device)
+    with running(step, between), adapting(segments):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
     if step.attended != len(attached.views.layers):
         raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")

@@ -111,7 +111,7 @@ class RunWorker:
 def _step_row(row: Row, table: BlockTable) -> StepRow:
     job, token = row.job, row.token
     tokens = (*job.prompt, *job.sent)[row.start : row.stop] if token is None else (token,)
-    return StepRow(job.request, tokens, row.start, table, row.samples)
+    return StepRow(job.request, tokens, row.start, table, row.samples, job.adapter)
 
 
 def _next(row: Row, token: Token) -> Row:

@@ -88,7 +88,8 @@ class ConfigWatch:
 
     async def _apply(self, before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]) -> None:
         replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
-        for model in [*(model for model in before if model not in after), *replaced]:
+        leaving = [*(model for model in before if model not in after), *replaced]
+        for model in sorted(leaving, key=lambda model: not before[model].adapter):  # no base before its adapters
             if self._catalogue.has(model):
                 await self._catalogue.remove(model)
                 log(_logger, logging.INFO, "model removed", {"model": model})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from aegis.config.config import Config, ModelEntry
+from aegis.config.config import Config, ModelEntry, ModelSlo
 from aegis.config.keyring import limits_of
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
@@ -15,7 +15,7 @@ from aegis.core.model import Slo
 from aegis.launcher.live_market import slo_of
 from aegis.models.cache import default_cache_dir
 from aegis.models.remote.address import parse
-from aegis.models.sources import Source, read_sources
+from aegis.models.sources import Source, adapter_terms, read_sources
 
 
 def sources_of(config: Config, *, demo: bool) -> list[Source]:
@@ -52,5 +52,6 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
         _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
     pace = entry.pace or config.server.pace  # so that one that is taken away changes the model, too
-    source = Source(model, path, entry.hub, slo, *terms, url=entry.url, lazy=entry.lazy, weights=entry.weights)
-    return replace(source, pace=pace)
+    more = (entry.url, entry.lazy, entry.weights)
+    source = replace(Source(model, path, entry.hub, slo, *terms, *more), pace=pace, base=entry.base)
+    return adapter_terms(f"models.{model}", source, own_slo=entry.slo != ModelSlo())

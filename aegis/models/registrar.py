@@ -52,6 +52,7 @@ class Job(Struct, frozen=True):
     disk_bytes: int | None = None
     looks: bool = False
     weights: WeightsName = "dense"
+    base: ModelSpec | None = None  # of an adapter
 
 
 class Progress(Struct, frozen=True, tag=True):
@@ -128,6 +129,7 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Waits | R
             disk_bytes=job.disk_bytes,
             looks=job.looks,
             weights=job.weights,
+            base=job.base,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
         if isinstance(error, UserError) and not out_of_memory(error):

@@ -102,13 +102,19 @@ def register(
     disk_bytes: int | None = None,
     looks: bool = False,
     weights: WeightsName = "dense",
+    base: ModelSpec | None = None,
 ) -> ModelSpec | None:
     """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint
     that cannot be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its
     weights before anything of it but its configuration is read, and after everything is imported. With `renew` an image
     that is there already is made again. If it `packs`, images are for this processor. The cache on disk is kept within
-    `disk_bytes`. If it only `looks`, None is returned where there is no image yet. Raises ModelRefused: one line that
+    `disk_bytes`. If it only `looks`, None is returned where there is no image yet. With a `base` the source
+    is an adapter of it. Raises ModelRefused: one line that
     names the checkpoint and why."""
+    if base is not None:
+        from aegis.models.adapters.image import register_adapter
+
+        return register_adapter(source, base, cache_dir=cache_dir, report=report, renew=renew, disk_bytes=disk_bytes)
     try:
         report("finding the checkpoint", STAGE_S)
         place = place_of(source, cache_dir, report)

@@ -9,6 +9,9 @@ directory of them, a hub id, or an address elsewhere.
         weights: int8
         engine: vllm
         lazy: true
+      my-adapter:
+        path: adapters/sql             # PEFT's format
+        base: my-llama
 
 A relative `path` is relative to the YAML file that names it.
 """
@@ -30,6 +33,7 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Pace, Slo, WeightsName
+from aegis.models.adapters.configuration import is_adapter
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
@@ -80,6 +84,8 @@ class Source(Struct, frozen=True):
     lazy: bool = False
     weights: WeightsName | None = None  # likewise
     pace: Pace | None = None  # likewise
+    base: str | None = None  # of an adapter: the model that its user names; "": the one that it names itself
+    adapter: bool = False
 
     @property
     def root(self) -> str:
@@ -105,6 +111,7 @@ class _ModelEntry(Struct, frozen=True, forbid_unknown_fields=True):
     lazy: bool = False
     weights: WeightsName | None = None
     pace: Pace | None = None
+    base: str | None = None
 
 
 def read_sources(named: Iterable[str], *, default_slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -148,8 +155,8 @@ def check_name(name: object) -> ModelId:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether it looks like one, a directory or a GGUF file."""
-    return is_gguf(path) or (path / "config.json").is_file()
+    """Whether it looks like one, a directory or a GGUF file; or like an adapter."""
+    return is_gguf(path) or (path / "config.json").is_file() or is_adapter(path)
 
 
 def _read(name: str, default_slo: Slo) -> list[Source]:
@@ -181,7 +188,7 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
 
 def _at(path: Path, named: str, default_slo: Slo) -> Source:
     name = path.stem if is_gguf(path) else path.name
-    return Source(_name(name, named), path=str(path), slo=default_slo)
+    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=is_adapter(path))
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -228,16 +235,37 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
         lazy=read.lazy,
         weights=read.weights,
         pace=read.pace,
+        base=read.base,
     )
     if read.url is not None:
         address_of(read.url)
+    own_slo = read.slo != _SloEntry()
     if read.path is None:
-        return source
+        return adapter_terms(where, source, own_slo=own_slo)
     named = path.parent / Path(read.path).expanduser()
     found = named.absolute() if is_gguf(named) else named.resolve()  # what a link leads to may have another name
     if not found.is_dir() and not is_gguf(found):
         raise UserError(f"{where}: no such directory or .gguf file: {found}", param="models")
-    return replace(source, path=str(found))
+    return adapter_terms(where, replace(source, path=str(found)), own_slo=own_slo)
+
+
+def adapter_terms(where: str, source: Source, *, own_slo: bool = False) -> Source:
+    """The source, known to be an adapter's or not, by its path or the base that is named. Raises UserError for terms
+    that an adapter cannot have: it runs in the steps of its base."""
+    adapter = source.base is not None or (source.path is not None and is_adapter(Path(source.path)))
+    if not adapter:
+        return source
+    terms = {
+        "url": source.url,
+        "dtype": source.dtype,
+        "weights": source.weights,
+        "engine": source.engine,
+        "lazy": source.lazy,
+        "slo": own_slo,
+    }
+    if given := [term for term, value in terms.items() if value]:
+        raise UserError(f"{where}: an adapter has no '{given[0]}' of its own; it is run with its base", param="models")
+    return replace(source, adapter=True)
 
 
 def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:

@@ -152,6 +152,14 @@ def write_stored(
     return manifest
 
 
+def write_tensors(image: Path, tensors: Sequence[Stored]) -> tuple[tuple[TensorEntry, ...], int]:
+    """Writes an image of these tensors; where they are in it, and how many bytes it has."""
+    entries = tuple(_laid_out(tensors))
+    nbytes = _aligned(entries[-1].offset + entries[-1].nbytes)
+    _write_bytes(image, nbytes, ((entry.offset, each.content) for entry, each in zip(entries, tensors, strict=True)))
+    return entries, nbytes
+
+
 def _shared_out(model: PreTrainedModel, layers: tuple[KvLayer, ...], ranks: int) -> tuple[KvLayer, ...]:
     """The KV of each rank. Raises ModelRefused if heads of KV are left over."""
     if ranks == 1 or not cuts_attention(model):

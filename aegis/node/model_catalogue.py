@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from msgspec.structs import replace
 
@@ -24,8 +24,9 @@ from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadM
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
 from aegis.models.disk_cache import Hold, use
 from aegis.models.lazy_models import LazyModels
-from aegis.models.sources import Source, check_name, read_sources
+from aegis.models.sources import Source, adapter_terms, check_name, read_sources
 from aegis.models.text.text_model import TextModel
+from aegis.node.catalogue.adapters import adapters_of, find_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.image_caches import ImageCaches
@@ -63,6 +64,15 @@ class _Leaving:
     instances: set[InstanceId]
     cached: bool = True
     dropped: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Options(NamedTuple):
+    """Of a registration."""
+
+    report: Report
+    unwanted: RegistrationCancelled | None
+    renew: bool
+    wanted: bool
 
 
 class Wire(Protocol):
@@ -141,7 +151,7 @@ class Catalogue:
 
     def least_pages(self) -> int:
         """The fewest pages of a device with which an instance can serve the largest model; one at least."""
-        served = (model.spec.manifest for model in self._models.values() if model.state != "failed")
+        served = (self._weighed(model.spec).manifest for model in self._models.values() if model.state != "failed")
         return max((self.budget.least_pages(manifest.image_bytes) for manifest in served), default=1)
 
     def unbound(self) -> set[InstanceId]:
@@ -155,7 +165,7 @@ class Catalogue:
         if shortage := slab_shortage(budget.host_slabs, instances):
             raise UserError(shortage)
         for model in self._models.values():
-            manifest = model.spec.manifest
+            manifest = self._weighed(model.spec).manifest
             promised = min(model.kv_limit_tokens, manifest.context_tokens)
             held = budget.sequence_tokens(manifest.image_bytes, manifest.kv)
             if held < promised:
@@ -167,8 +177,10 @@ class Catalogue:
 
     # --- what users ask -----------------------------------------------------------------------------------------------
 
-    async def add(self, source: str, name: str | None, *, lazy: bool = False) -> CatalogueModel | Waiting:
-        """One model, under another name if given. Raises UserError."""
+    async def add(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> CatalogueModel | Waiting:
+        """One model, under another name if given; an adapter, if a `base` is. Raises UserError."""
         try:
             sources = await asyncio.to_thread(read_sources, [source], default_slo=self._default_slo)
         except UserError as error:  # which names the option of the command line
@@ -179,7 +191,11 @@ class Catalogue:
         if self.has(model):
             raise UserError(f"there is already a model named '{model}'", status=409, param="name")
         (found,) = sources
-        own = replace(found, model=model, pin=False, lazy=lazy or found.lazy)
+        own = replace(found, model=model, pin=False, lazy=lazy or found.lazy, base=found.base if base is None else base)
+        try:
+            own = adapter_terms(found.root, own)
+        except UserError as error:
+            raise UserError(error.message, param="source") from None
         if model in self._coming:
             raise UserError(f"'{model}' is being registered already", status=409, param="name")
         if len(self._coming) >= COMING_MAX:
@@ -195,6 +211,7 @@ class Catalogue:
         model = ModelId(name)
         unwanted = self._unwanted.get(model)
         if model in self._models:
+            refuse_while_adapters(model, self._models)
             self._forget(model)
         elif unwanted:
             unwanted.add(model)
@@ -241,9 +258,12 @@ class Catalogue:
             model.pace = change.pace
         now = model.spec.slo
         slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns, change.gap_ns or now.gap_ns)
-        if slo != now:
-            model.spec = replace(model.spec, slo=slo)
-            self._wire.broadcast(SetSlo(model.spec.model, slo))
+        if slo != now and model.spec.base is not None:
+            message = f"'{name}' is run with '{model.spec.base}' and has its deadlines; set them there"
+            raise UserError(message, param="slo")
+        for changed in (model, *adapters_of(model.spec.model, self._models)) if slo != now else ():
+            changed.spec = replace(changed.spec, slo=slo)
+            self._wire.broadcast(SetSlo(changed.spec.model, slo))
         self._wire.notify_proxies(SloSet(model.spec.model, slo))  # and with it what else is new of the model
         return model
 
@@ -327,6 +347,8 @@ class Catalogue:
         if model in self._models:
             self._unloading.wanted(model)
             self._images.use(model, now_ns)
+            if base := self._models[model].spec.base:
+                self.used(base, now_ns)
             self._used_on_disk(self._models[model], now_ns)
 
     # --- what instances say -------------------------------------------------------------------------------------------
@@ -341,6 +363,8 @@ class Catalogue:
         if model in self._models:
             self._fail(self._models[model], reason)
             self._wire.notify_proxies(ModelRemoved(model, f"cannot be served: {reason}"))
+            for adapter in adapters_of(model, self._models):
+                self.failed(adapter.spec.model, f"its base '{model}' cannot be served")
 
     def dropped(self, model: ModelId, instance: InstanceId) -> None:
         """The instance has nothing of the model any more."""
@@ -383,7 +407,10 @@ class Catalogue:
         self._lazy.add(model.source, refusal)
         self._notify_coming()
 
-    def _register(
+    def _weighed(self, spec: ModelSpec) -> ModelSpec:
+        return weighed(spec, self._models[spec.base].spec if spec.base else None, self.budget)
+
+    async def _register(
         self,
         sources: Sequence[Source],
         report: Report,
@@ -391,6 +418,30 @@ class Catalogue:
         *,
         renew: bool = False,
         wanted: bool = True,
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
+        """Adapters last, each once its base is there, or is known not to come."""
+        alone = [source for source in sources if not source.adapter]
+        options = _Options(report, unwanted, renew, wanted)
+        if alone:
+            async for outcome in self._made(alone, options):
+                yield outcome
+        by_base: dict[ModelId, list[Source]] = {}
+        for source in [source for source in sources if source.adapter]:
+            base = await find_base(source, self._models)
+            if isinstance(base, ModelRefused):
+                yield source, base
+            else:
+                by_base.setdefault(base.model, []).append(source)
+        for name, adapters in by_base.items():
+            if served := self._models.get(name):
+                async for outcome in self._made(adapters, options, served.spec):
+                    yield outcome
+            else:
+                for source in adapters:
+                    yield source, ModelRefused(f"{source.root}: its base '{name}' was removed")
+
+    def _made(
+        self, sources: Sequence[Source], options: _Options, base: ModelSpec | None = None
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
         limit_bytes = self.budget.pages * self.budget.page_bytes
         return self._registering(
@@ -401,10 +452,11 @@ class Catalogue:
             weights=self._weights,
             cache_dir=self._cache_dir,
             limit_bytes=limit_bytes,
-            report=report,
-            unwanted=unwanted,
-            renew=renew,
-            wanted=wanted,
+            report=options.report,
+            unwanted=options.unwanted,
+            renew=options.renew,
+            wanted=options.wanted,
+            base=base,
         )
 
     def _come(self, changed: Mapping[ModelId, RegisteringModel], *, removed: Collection[ModelId] = ()) -> None:
@@ -441,7 +493,9 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
-            refusal = misfit(spec, self.budget)
+            if spec.base is not None and spec.base not in self._models:
+                return ModelRefused(f"{source.root}: its base '{spec.base}' was removed")
+            refusal = misfit(self._weighed(spec), self.budget)
             if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
                 refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
             if refusal or spec.model in self._models:
@@ -456,7 +510,7 @@ class Catalogue:
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             hold = None if source.lazy else Hold(Path(spec.directory))
-            limit = self.budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+            limit = self.budget.sequence_tokens(self._weighed(spec).manifest.image_bytes, spec.manifest.kv)
             model = self._models[spec.model] = CatalogueModel(
                 spec,
                 source,

@@ -47,8 +47,10 @@ class NodeQueries:
     async def ready(self) -> tuple[bool, str]:
         return self.is_ready()
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> CatalogueModel | Waiting:
-        return await self._node.catalogue.add(source, name, lazy=lazy)
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> CatalogueModel | Waiting:
+        return await self._node.catalogue.add(source, name, lazy=lazy, base=base)
 
     async def remove_model(self, name: str) -> None:
         await self._node.catalogue.remove(name)

@@ -27,8 +27,10 @@ class QueryKind:
     answer: Callable[..., Awaitable[object]]
 
 
-async def _add_model(queries: NodeQueries, source: str, name: str | None, lazy: bool) -> ModelId | Waiting:
-    added = await queries.add_model(source, name, lazy=lazy)
+async def _add_model(
+    queries: NodeQueries, source: str, name: str | None, lazy: bool, base: str | None
+) -> ModelId | Waiting:
+    added = await queries.add_model(source, name, lazy=lazy, base=base)
     return added if isinstance(added, Waiting) else added.spec.model
 
 
@@ -51,7 +53,7 @@ async def _trim_memory(queries: NodeQueries, instance: str, timeout_s: float) ->
 QUERIES = {
     "healthy": QueryKind(tuple[()], tuple[bool, str], NodeQueries.healthy),
     "ready": QueryKind(tuple[()], tuple[bool, str], NodeQueries.ready),
-    "add_model": QueryKind(tuple[str, str | None, bool], ModelId | Waiting, _add_model),
+    "add_model": QueryKind(tuple[str, str | None, bool, str | None], ModelId | Waiting, _add_model),
     "remove_model": QueryKind(tuple[str], None, NodeQueries.remove_model),
     "unload_model": QueryKind(tuple[str], None, _unload_model),
     "change_model": QueryKind(tuple[str, ModelChange], None, _change_model),

@@ -115,6 +115,7 @@ class Register(Protocol):
         ranks: int = ...,
         wanted: bool = ...,
         weights: WeightsName = ...,
+        base: ModelSpec | None = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]: ...
 
 
@@ -133,6 +134,7 @@ async def register(
     disk_bytes: int | None = None,
     wanted: bool = True,
     weights: WeightsName = "dense",
+    base: ModelSpec | None = None,
     fork_server: ForkServer,
     start_s: float = START_S,
     module: str = _MODULE,
@@ -140,8 +142,8 @@ async def register(
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
     not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
     made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None becomes of a lazy
-    source that has no image yet. The cache on disk is kept within `disk_bytes`. Registrars are forked by
-    `fork_server`."""
+    source that has no image yet. The cache on disk is kept within `disk_bytes`. With a `base`, the sources
+    are adapters of it. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
@@ -149,7 +151,9 @@ async def register(
             waiting.remove(source)
             yield source, was_unloaded(source.model)
         shared = (dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes)
-        jobs = [Job(source, *shared, looks=source.lazy and not wanted, weights=weights) for source in waiting]
+        jobs = [
+            Job(source, *shared, looks=source.lazy and not wanted, weights=weights, base=base) for source in waiting
+        ]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):

@@ -90,6 +90,28 @@ def bench_quantised(
     return 0
 
 
+def bench_lora(
+    json: _Json = None,
+    adapters: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Adapters, each in a row.")] = 16,
+    rank: Annotated[int, typer.Option(metavar="N", min=1, max=512, help="Rank of each.")] = 8,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Threads of both sides.")] = 1,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A small model, a few tokens, to see that it works.")] = False,
+) -> int:
+    """Measure steps in which each row has a LoRA adapter of its own, against the same rows of their base alone.
+
+    The figures are printed beside their bars. The machine should have nothing else to do.
+
+    \b
+    Example:
+      aegis lab lora --json bench/results/lora.json
+    """
+    from bench.lab.decode.adapters import Plan, run
+
+    small = Plan(checkpoint="tiny", adapters=adapters, rank=rank, context=8, tokens=3, runs=1, threads=threads)
+    run(json, small if tiny else Plan(adapters=adapters, rank=rank, threads=threads))
+    return 0
+
+
 def run_decode(*, json_path: Path | None, engines: Sequence[str], peer: str, threads: int) -> None:
     """The suite that these options name. Raises UserError."""
     from typing import get_args

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 import aegis
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http import dashboard, direct_routes, errors, openapi
-from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.admin import adapters, history, memory, model_admin, status
 from proxy.http.anthropic import messages
 from proxy.http.call_records import NoRecords, Records
 from proxy.http.market import Market
@@ -70,7 +70,8 @@ def create_app(
         rerank.router,
     )
     others = tuple(
-        part.router for part in (models, model_admin, memory, history, dashboard, tokenize, status, unsupported)
+        part.router
+        for part in (models, model_admin, adapters, memory, history, dashboard, tokenize, status, unsupported)
     )
     for router in busy:
         direct_routes.include(app, router)

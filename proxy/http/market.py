@@ -142,9 +142,11 @@ class ServerQueries(Protocol):
         """Whether every launched instance and proxy serves, and if not, which does not."""
         ...
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> Served | Waiting:
-        """Registers a checkpoint directory, a GGUF file, a hub id or an address; returns when it is served, or, if it
-        is `lazy`, was looked at. Cancelled, it is not
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> Served | Waiting:
+        """Registers a checkpoint directory, a GGUF file, a hub id or an address, or an adapter, of the `base` where one
+        is named; returns when it is served, or, if it is `lazy`, was looked at. Cancelled, it is not
         registered. Raises UserError: 409 where it was unloaded meanwhile."""
         ...
 

@@ -205,7 +205,7 @@ class Proxy:
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
         slo = served.spec.slo
         if self._refuses_late and not (sent or first_choice or among):  # what was begun goes on
-            late_ns = self._core.admission.late_ns(Work(model, len(prompt)), ranked, now_ns)
+            late_ns = self._core.admission.late_ns(Work(served.spec.base or model, len(prompt)), ranked, now_ns)
             if late_ns is not None:
                 log, tokens = self._history.requests, sampling.max_tokens
                 log.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=tokens)
@@ -223,7 +223,8 @@ class Proxy:
             watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
         if self._stages:
             self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
-        job = Job(request, 1, model, tuple(prompt), sampling, now_ns, sent, ranked)
+        base, adapter = (served.spec.base, model) if served.spec.base else (model, None)
+        job = Job(request, 1, base, tuple(prompt), sampling, now_ns, sent, ranked, adapter=adapter)
         self._happened(
             RequestArrived(job, first_choice.request if isinstance(first_choice, LiveSequenceHandle) else None)
         )

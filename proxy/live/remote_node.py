@@ -177,8 +177,10 @@ class RemoteQueries:
     async def ready(self) -> tuple[bool, str]:
         return cast(tuple[bool, str], await self._ask("ready"))
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> RemoteModel | Waiting:
-        model = await self._ask("add_model", source, name, lazy)
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> RemoteModel | Waiting:
+        model = await self._ask("add_model", source, name, lazy, base)
         if isinstance(model, Waiting):
             return model
         await self._node.opened()

@@ -208,7 +208,7 @@ class Router:
     def _place(self, request: RequestId) -> None:
         session = self._sessions[request]
         job = session.job
-        if job.model not in self._latency or job.model in self._away:
+        if job.model not in self._latency or not self._away.isdisjoint((job.model, job.served)):
             return  # placed when the model, or an instance, comes up
         work = Work(job.model, job.prefill_tokens)
         first = self._sessions.get(session.first_choice) if session.first_choice is not None else None
@@ -242,7 +242,7 @@ class Router:
     def _place_decode(self, request: RequestId) -> None:
         session = self._sessions[request]
         job = session.job
-        if not self._decodes or session.kv is None or job.model in self._away:
+        if not self._decodes or session.kv is None or not self._away.isdisjoint((job.model, job.served)):
             return
         work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
         session.decode = self._chosen(work)
@@ -519,6 +519,9 @@ class Router:
     def _model_up(self, event: ModelUp) -> None:
         spec, model = event.spec, event.spec.model
         self._away.discard(model)
+        if spec.base is not None:  # its requests are its base's to those that place them
+            self._place_waiting()
+            return
         if self._specs.get(model) != spec:
             self._latency[model] = Latency(spec.manifest, self._hardware)
         self._ttft_ns[model] = spec.slo.ttft_ns
@@ -536,7 +539,7 @@ class Router:
 
     def _model_removed(self, model: ModelId, why: str) -> None:
         self._away.discard(model)
-        for request in sorted(r for r, s in self._sessions.items() if s.job.model == model):
+        for request in sorted(r for r, s in self._sessions.items() if model in (s.job.model, s.job.adapter)):
             self._stop_work(request)
             self._end(request, Step.FAIL, message=f"model '{model}' {why}")
         self._moves.forget(model)
@@ -544,12 +547,9 @@ class Router:
         self._arrivals.forget(model)
         self.admission.forget(model)
         self._decodes.forget(model)
-        self._latency.pop(model, None)
-        self._ttft_ns.pop(model, None)
         self._prefills.forget(model)
-        self._capacity.pop(model, None)
-        self._specs.pop(model, None)
-        self._weight_bytes.pop(model, None)
+        for known in (self._latency, self._ttft_ns, self._capacity, self._specs, self._weight_bytes):
+            known.pop(model, None)
 
     def _replay(self, request: RequestId) -> None:
         session = self._sessions[request]

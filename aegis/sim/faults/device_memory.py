@@ -51,7 +51,7 @@ class DeviceMemory:
         self._weight_pages: dict[ModelId, Pages] = {}
         self._loaded: dict[int, ModelId] = {}
         self._prefixes: dict[RequestId, tuple[KvShape, set[BlockId]]] = {}  # kept by the host when looked up
-        self._runs: dict[int, tuple[ModelId, KvShape, set[BlockId]]] = {}  # under way, by lane
+        self._runs: dict[int, tuple[set[ModelId], KvShape, set[BlockId]]] = {}  # under way, by lane
 
     # --- pages --------------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class DeviceMemory:
         self._weight_pages[effect.model] = self._claim(effect.runs)
 
     def unmap_weights(self, effect: UnmapWeights) -> None:
-        assert all(model != effect.model for model, _, _ in self._runs.values()), "weights leave under a run"
+        assert all(effect.model not in models for models, _, _ in self._runs.values()), "weights leave under a run"
         del self._weight_pages[effect.model]
 
     def weights_mapped(self, model: ModelId) -> bool:
@@ -177,7 +177,7 @@ class DeviceMemory:
         assert len(blocks) == sum(len(list(block_ids(row.blocks))) for row in run.rows), "rows share blocks"
         for _, other, others in self._runs.values():
             assert other != shape or not blocks & others, "two runs have the same blocks"
-        self._runs[run.lane] = run.model, shape, blocks
+        self._runs[run.lane] = {run.model, *[row.job.served for row in run.rows]}, shape, blocks
 
     def run_ended(self, lane: int) -> None:
         del self._runs[lane]
@@ -187,13 +187,16 @@ class DeviceMemory:
     def step(self, model: ModelId, rows: Sequence[Row]) -> list[Token | None]:
         """The token of each row that samples."""
         shape = self._loaded_shape(model)
+        for row in rows:
+            assert row.job.model == model and self._loaded_shape(row.job.served) == shape
         return [self._row(shape, row) for row in rows]
 
     def _row(self, shape: KvShape, row: Row) -> Token | None:
         blocks = list(block_ids(row.blocks))[: -(-row.stop // BLOCK_TOKENS)]
         tokens = (*row.job.prompt, *row.job.sent)[row.start : row.stop] if row.token is None else (row.token,)
         for position, token in enumerate(tokens, row.start):
-            self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = token
+            made = token if row.job.adapter is None else (token, row.job.adapter)
+            self._block(shape, blocks[position // BLOCK_TOKENS])[position % BLOCK_TOKENS] = made
         if not row.samples:
             return None
         found = [token for block in blocks for token in self._block(shape, block)]

@@ -31,7 +31,7 @@ def _check_answers(world: World) -> None:
     assert not world.router.states(), f"{world.router.states()} never ended"
     assert world.ended.keys() == world.jobs.keys()
     for request, job in world.jobs.items():
-        expected, got = reference(job.prompt, job.sampling), world.delivered[request]
+        expected, got = reference(job.prompt, job.sampling, job.adapter), world.delivered[request]
         assert got == expected[: len(got)], f"{request}: {got} is not {expected}"
         finished = world.ended[request].state is State.FINISHED
         assert got == expected or not finished or request in world.satisfied

@@ -69,10 +69,13 @@ class ModelCatalogue:
         self._settle()
 
     def remove(self) -> None:
-        """Removes the model in the middle of its work; it comes back once no instance holds it any more."""
-        if not self.specs:
+        """Removes the model in the middle of its work; it comes back once no instance holds it any more. None that
+        has adapters."""
+        adapters = [*self.specs.values(), *[spec for spec, _ in self._removing.values()]]
+        alone = sorted(self.specs.keys() - {spec.base for spec in adapters})
+        if not alone:
             return
-        model = sorted(self.specs)[self._state.draw.below(len(self.specs))]
+        model = alone[self._state.draw.below(len(alone))]
         up = self._wire.up()
         self._removing[model] = (self.specs.pop(model), set(up))
         self._told.discard(model)

@@ -18,7 +18,10 @@ _FOR_EVER_NS = 100_000_000_000
 _POISON = (1 << 63) - 1
 
 Action = Callable[[], None]
-Content = list[int | None]  # the tokens whose KV a block holds
+Made = int | tuple[int, ModelId]
+"""The KV of a token, as the model made it or as an adapter did."""
+
+Content = list[Made | None]  # the tokens whose KV a block holds
 
 
 class FaultWorldState:

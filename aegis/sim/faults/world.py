@@ -182,9 +182,11 @@ class World:
         def arrive() -> None:
             if spec.model not in self.models.specs or self.hopeless:
                 return  # refused at the door
-            job = Job(request, 1, spec.model, prompt, sampling, self.state.now_ns, priority=priority)
+            base, adapter = (spec.base, spec.model) if spec.base else (spec.model, None)
+            job = Job(request, 1, base, prompt, sampling, self.state.now_ns, priority=priority, adapter=adapter)
             self.jobs[request] = job
             self.models.use(spec.model)
+            self.models.use(base)
             self.tell(RequestArrived(job))
             if leaves:
                 self.state.after(delay_ns, lambda: self._leave(request))

@@ -95,6 +95,8 @@ class Side:
         region = KvRegion(self._slabs.ctypes.data, self._slabs.nbytes, _SLAB_BYTES)
         self._engine: Engine = engine_class(spec.manifest.engine)(region)
         self._engine.attach(spec, self._image.ctypes.data)
+        self._adapters: list[ModelId | None] = [None] * rows
+        self._adapter_images: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
         self._blocks: BlockTable = torch.randperm(slabs * self._per_slab).numpy()
 
     @property
@@ -105,6 +107,17 @@ class Side:
         """Another model in the same weight memory, of at most as many bytes and the same KV shape."""
         assert spec.manifest.image_bytes <= self._image.nbytes and spec.manifest.kv == self._shape
         self._engine.attach(spec, self._image.ctypes.data)
+
+    def add_adapter(self, spec: ModelSpec) -> None:
+        """Beside the model, in memory of its own."""
+        image = _memory(spec.manifest.image_bytes)
+        image[:] = np.fromfile(spec.image_path, dtype=np.uint8)
+        self._adapter_images.append(image)
+        self._engine.attach(spec, image.ctypes.data)
+
+    def adapt(self, adapters: Sequence[ModelId | None]) -> None:
+        """From now on the first rows are run with these adapters, and the others with none."""
+        self._adapters[:] = [*adapters, *[None] * (len(self._adapters) - len(adapters))]
 
     def replace(self, spec: ModelSpec, image: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
         """Switches the model."""
@@ -139,7 +152,10 @@ class Side:
         return time.perf_counter() - start, out
 
     def _step(self, rows: Filled, out: Sequence[list[int]], position: int) -> None:
-        batch = [StepRow(RequestId(row), out[row][-1:], position, blocks) for row, (_, blocks) in enumerate(rows)]
+        batch = [
+            StepRow(RequestId(row), out[row][-1:], position, blocks, adapter=self._adapters[row])
+            for row, (_, blocks) in enumerate(rows)
+        ]
         for tokens, sampled in zip(out, self._engine.step(self.spec.model, batch), strict=True):
             assert sampled
             tokens.append(sampled.token.id)

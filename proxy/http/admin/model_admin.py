@@ -36,6 +36,7 @@ class LoadBody(Fields):
     source = Text(None, most_characters=4096, required=True)
     name = Text(None)
     lazy = Flag(False)
+    base = Text(None)
 
 
 class SloFields(Fields):
@@ -78,13 +79,14 @@ router = APIRouter(dependencies=[Depends(authorise)])
 )
 async def load_model(request: Request) -> Response:
     """Body: `source`, a checkpoint directory, GGUF file, hub id or address (`hf://`, `https://`, `s3://`), `name`, what
-    clients shall call it, and `lazy`, whether its weights are read or fetched at its first request only."""
+    clients shall call it, and `lazy`, whether its weights are read or fetched at its first request only. A LoRA adapter
+    is a `source` too: `base` is the model here that it is run with; left out, the one that the adapter itself names."""
     body = await read_body(request, LoadBody, settings_of(request).body_bytes_max)
-    source, name, lazy = body.source, body.name, body.lazy
+    source, name, lazy, base = body.source, body.name, body.lazy, body.base
     body.end()
     if source is None:
         raise body.invalid("source", "is required")
-    adding = queries_of(request).add_model(source, name, lazy=lazy)  # it ends when its client has left
+    adding = queries_of(request).add_model(source, name, lazy=lazy, base=base)  # it ends when its client has left
     added = await while_connected(request.receive, adding)
     if isinstance(added, Waiting):
         return json_reply(ComingCard(added.model, added.root, "its weights are fetched at its first request", "lazy"))

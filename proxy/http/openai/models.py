@@ -31,7 +31,8 @@ class SloCard(Struct, frozen=True):
 
 class ModelCard(Struct, frozen=True):
     """OpenAI's fields, then vLLM's, then `state`, where its weights are, what may be changed of it, what it does
-    (`generate`, `embed`, `rerank`) and, as `detail`, why it failed, or how a GGUF file runs."""
+    (`generate`, `embed`, `rerank`) and, as `detail`, why it failed, or how a GGUF file runs. The
+    `parent` of an adapter is its base."""
 
     id: str
     created: int
@@ -48,6 +49,7 @@ class ModelCard(Struct, frozen=True):
     detail: str | None = None
     object: str = "model"
     owned_by: str = "aegis"
+    parent: str | None = None
 
 
 class ComingCard(Struct, frozen=True):
@@ -87,6 +89,7 @@ def card_of(served: Served) -> ModelCard:
         task=task_of(served),
         pace=served.pace,
         detail=served.detail or served.spec.note or None,
+        parent=served.spec.base,
     )
 
 

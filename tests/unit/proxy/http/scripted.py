@@ -188,6 +188,7 @@ class ScriptedMarket:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     submitted: list[tuple[ModelId, tuple[int, ...], Sampling]] = field(default_factory=list)
     priorities: list[int] = field(default_factory=list)
+    added: tuple[str, str | None, str | None] | None = None
     handles: list[ScriptedHandle] = field(default_factory=list)
     first_choices: list[object] = field(default_factory=list)
     among: list[object] = field(default_factory=list)
@@ -262,7 +263,10 @@ class ScriptedMarket:
     async def ready(self) -> tuple[bool, str]:
         return not self.unwell, self.unwell
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> ScriptedModel | Waiting:
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> ScriptedModel | Waiting:
+        self.added = (source, name, base)
         if lazy:
             return Waiting(ModelId(name or source), source)
         if "broken" in source:

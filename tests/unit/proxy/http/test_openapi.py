@@ -12,7 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from proxy.http import dashboard
-from proxy.http.admin import history, memory, model_admin, status
+from proxy.http.admin import adapters, history, memory, model_admin, status
 from proxy.http.anthropic import messages
 from proxy.http.fields import Fields, Parameter, Unsupported
 from proxy.http.openai import chat, completions, embeddings, models, rerank, tokenize
@@ -25,7 +25,7 @@ from tests.unit.proxy.http.scripted import byte_text, get, market, pooling_marke
 
 DOCUMENT: dict[str, Any] = get(market(), "/openapi.json").json()
 ANSWERING = (completions, chat, messages, responses, embeddings, rerank, tokenize)
-ROUTERS = (*ANSWERING, models, model_admin, memory, history, dashboard, status)
+ROUTERS = (*ANSWERING, models, model_admin, adapters, memory, history, dashboard, status)
 POOLING = {"/v1/embeddings": "e", "/v1/rerank": "r", "/v1/score": "r"}
 
 
@@ -97,6 +97,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
         {"input": "x", "tools": [FUNCTION], "tool_choice": "required", "text": {"format": {"type": "text"}}},
     ),
     ("/models/load", "LoadBody", {"source": "x"}),
+    ("/v1/load_lora_adapter", "LoadAdapterBody", {"lora_name": "x", "lora_path": "y"}),
     ("/models/update", "UpdateBody", {"slo": {"ttft_ms": 9}, "limits": {"concurrent": 1}}),
     ("/models/evict", "ModelBody", {}),
     ("/debug/memory/limit", "LimitBody", {"instance": "x", "limit": 1}),
@@ -143,7 +144,11 @@ def test_it_lists_the_parameters_that_are_taken_and_each_is_read(
     monkeypatch.setattr(Fields, "given", is_given)
     monkeypatch.setattr(Fields, "end", ends)
     monkeypatch.setattr(Fields, "names_are_supported", is_supported)
-    named = {} if path in ("/models/load", "/debug/memory/limit", "/debug/memory/trim") else {"model": "m"}
+    named = (
+        {}
+        if path in ("/models/load", "/v1/load_lora_adapter", "/debug/memory/limit", "/debug/memory/trim")
+        else {"model": "m"}
+    )
     behind = market(says("{}"), text=byte_text("{{ tools }}{{ messages }}"))
     reply = post(behind, path, named | body)
     assert reply.status_code == 200, reply.text

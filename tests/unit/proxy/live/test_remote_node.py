@@ -74,7 +74,9 @@ class FakeQueries:
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         return nbytes + round(timeout_s)
 
-    async def add_model(self, source: str, name: str | None, *, lazy: bool = False) -> Model | Waiting:
+    async def add_model(
+        self, source: str, name: str | None, *, lazy: bool = False, base: str | None = None
+    ) -> Model | Waiting:
         if lazy:
             return Waiting(ModelId(name or source), source)
         if source == "endless":

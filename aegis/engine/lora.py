@@ -1,0 +1,149 @@
+"""LoRA adapters of a model whose rows share its steps: the model's layers run for all rows at once, and what an adapter
+adds to them, for its own rows.
+
+Layers are told apart by their path in the module tree. One that an adapter changes is wrapped once, for as long as the
+model is attached; in steps without adapters that costs a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
+from aegis.core.model import ModelSpec
+from aegis.engine.protocol import StepRow
+from aegis.engine.quantised.layers import QuantisedLinear
+from aegis.engine.tensor_views import CPU, dtype_named, tensor_at
+
+DOWN, UP = "A", "B"
+
+Where = slice | torch.Tensor
+"""Tokens of a step, in the order in which layers see them."""
+
+Segments = Sequence[tuple[ModelId, Where]]
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a layer: `scale * up (down x)`."""
+
+    down: torch.Tensor  # [rank, in]
+    up: torch.Tensor  # [out, rank]
+    scale: float
+
+
+class _Adapting(threading.local):
+    segments: Segments = ()
+
+
+_adapting = _Adapting()
+
+
+@contextmanager
+def adapting(segments: Segments) -> Iterator[None]:
+    """Forward passes of this thread inside add what these adapters do to these tokens."""
+    _adapting.segments = segments
+    try:
+        yield
+    finally:
+        _adapting.segments = ()
+
+
+def segments_of(rows: Iterable[StepRow], device: torch.device = CPU) -> Segments:
+    """The tokens of each adapter, of rows that are run in this order."""
+    found: dict[ModelId, list[tuple[int, int]]] = {}
+    start = 0
+    for row in rows:
+        stop = start + len(row.tokens)
+        if row.adapter is not None:
+            ranges = found.setdefault(row.adapter, [])
+            if ranges and ranges[-1][1] == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((start, stop))
+        start = stop
+    return [(adapter, _where(ranges, device)) for adapter, ranges in found.items()]
+
+
+def _where(ranges: list[tuple[int, int]], device: torch.device) -> Where:
+    if len(ranges) == 1:
+        return slice(*ranges[0])
+    return torch.tensor([token for start, stop in ranges for token in range(start, stop)]).to(device)
+
+
+def layer_shape(layer: torch.nn.Module) -> tuple[int, int] | None:
+    """`(out, in)` of a layer that an adapter may change; None: it may not."""
+    if isinstance(layer, torch.nn.Linear | QuantisedLinear):
+        return layer.out_features, layer.in_features
+    if isinstance(layer, Conv1D):
+        return layer.nf, layer.nx
+    return None
+
+
+class Adapters:
+    """The adapters of one attached model."""
+
+    def __init__(self, module: torch.nn.Module, device: torch.device) -> None:
+        self._module = module
+        self._device = device
+        self._changes: dict[str, dict[ModelId, LowRank]] = {}  # by the path of the layer
+
+    def add(self, spec: ModelSpec, weights_base: int) -> None:
+        """Raises ModelRefused if the model has no such layers."""
+        for path, change in _bound(spec, weights_base, self._device).items():
+            if path not in self._changes:
+                self._changes[path] = self._wrapped(path)
+            self._changes[path][spec.model] = change
+
+    def remove(self, adapter: ModelId) -> None:
+        for changes in self._changes.values():
+            changes.pop(adapter, None)
+
+    def _wrapped(self, path: str) -> dict[ModelId, LowRank]:
+        """What adapters add to the layer from now on."""
+        try:
+            layer = self._module.get_submodule(path)
+        except AttributeError:
+            raise ModelRefused(f"its base has no layer {path}") from None
+        changes: dict[ModelId, LowRank] = {}
+        layer.forward = partial(_forward, layer.forward, changes)
+        return changes
+
+
+def _bound(spec: ModelSpec, weights_base: int, device: torch.device) -> dict[str, LowRank]:
+    adapter = spec.manifest.adapter
+    assert adapter
+    views = {
+        name: tensor_at(weights_base + entry.offset, entry.shape, dtype_named(entry.dtype), device)
+        for entry in spec.manifest.tensors
+        for name in entry.names
+    }
+    paths = [name.removesuffix(f".{DOWN}") for name in views if name.endswith(f".{DOWN}")]
+    return {path: LowRank(views[f"{path}.{DOWN}"], views[f"{path}.{UP}"], adapter.scale) for path in paths}
+
+
+def _forward(
+    base: Callable[[torch.Tensor], torch.Tensor], changes: Mapping[ModelId, LowRank], x: torch.Tensor
+) -> torch.Tensor:
+    y = base(x)
+    segments = _adapting.segments
+    if not segments:
+        return y
+    tokens, made = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+    for adapter, where in segments:
+        change = changes.get(adapter)
+        if change is None:
+            continue
+        inner = torch.mm(tokens[where], change.down.t())
+        if isinstance(where, slice):
+            made[where].addmm_(inner, change.up.t(), alpha=change.scale)
+        else:
+            made.index_add_(0, where, torch.mm(inner, change.up.t()), alpha=change.scale)
+    return y

@@ -1,0 +1,56 @@
+"""The adapters of the models of a decode instance's batches: their weights come beside those of their base, for the
+sequences that want them, and a sequence has no step before its own are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from aegis.core.ids import ModelId
+from decode.sequences import Sequence
+from decode.worklist import Batch, WorkList
+from memory.ledger import Ledger
+
+
+class Adapters:
+    """On the accounts of a ledger."""
+
+    def __init__(self, ledger: Ledger, work: WorkList) -> None:
+        self._ledger = ledger
+        self._work = work
+
+    def there(self, sequence: Sequence) -> bool:
+        """Whether the sequence lacks no adapter on the device."""
+        adapter = sequence.job.adapter
+        return adapter is None or self._ledger.weights.is_resident(adapter)
+
+    def wanted(self, models: Container[ModelId | None] | None = None) -> set[ModelId]:
+        """Adapters that sequences of these models are for; None: of all."""
+        if not self._ledger.adapters:
+            return set()
+        batches = [batch for batch in self._work.batches if models is None or batch.model in models]
+        return {s.job.adapter for batch in batches for s in batch.sequences if s.job.adapter is not None}
+
+    def places(self) -> dict[ModelId, int]:
+        """Of each adapter that is wanted the first place of its batches in the order of turns."""
+        places: dict[ModelId, int] = {}
+        if self._ledger.adapters:
+            for place, batch in enumerate(self._work.upcoming()):
+                for sequence in batch.sequences:
+                    if sequence.job.adapter is not None:
+                        places.setdefault(sequence.job.adapter, place)
+        return places
+
+    def pages(self, sequence: Sequence) -> int:
+        """Of its adapter, if that is still to be loaded."""
+        adapter, weights = sequence.job.adapter, self._ledger.weights
+        if adapter is None or weights.is_resident(adapter) or weights.is_loading(adapter):
+            return 0
+        return self._ledger.budget.weight_pages(self._ledger.specs[adapter].manifest.image_bytes)
+
+    def bring_in(self, batch: Batch, load: Callable[[ModelId], bool]) -> None:
+        """Those that its sequences lack; a sequence for whose adapter there is no room was refused."""
+        weights = self._ledger.weights
+        for sequence in batch.sequences if self._ledger.adapters else ():
+            adapter = sequence.job.adapter
+            if adapter is not None and not weights.is_resident(adapter) and not weights.is_loading(adapter):
+                sequence.refused = not load(adapter)
