@@ -70,6 +70,8 @@ COMPILED = (
     "proxy/routing/sessions.py",
 )
 
+STEPS = "aegis/engine/cpu"
+
 wanted = os.environ.get("AEGIS_COMPILE") == "1"
 extensions = []
 if wanted and "egg_info" not in sys.argv:  # with which pip asks first what the build requires

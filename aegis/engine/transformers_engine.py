@@ -28,6 +28,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
+from aegis.engine.cpu.llama_steps import LlamaSteps, llama_steps
 from aegis.engine.lane_threads import Computing, Decoders
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
@@ -95,6 +96,7 @@ class _Attached:
     keeps_logits: bool  # forward takes `logits_to_keep`
     extends: bool  # else the KV of a position depends on how many there are
     alone: AbstractContextManager[object]  # held during its steps, if these change what its modules hold
+    compiled: LlamaSteps | None  # its decode steps on a processor, where they need no modules
 
 
 class TransformersEngine(SamplingEngine):
@@ -136,7 +138,9 @@ class TransformersEngine(SamplingEngine):
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         extends = _extends(module)  # else rotary frequencies are set in each step
         alone: AbstractContextManager[object] = nullcontext() if extends else Lock()
-        self._models[spec.model] = _Attached(module, views, keeps_logits, extends, alone)
+        on_cpu = self._device.type == "cpu" and self._group is None
+        compiled = llama_steps(module, spec, weights_base, views) if on_cpu else None
+        self._models[spec.model] = _Attached(module, views, keeps_logits, extends, alone, compiled)
         self._sampler.grammars.add(spec)
 
     def detach(self, model: ModelId) -> None:
@@ -164,6 +168,9 @@ class TransformersEngine(SamplingEngine):
             elif (decoder := self.decoder) is not None:
                 run = partial(_forward, attached, keep=1)
                 asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
+            elif attached.compiled is not None:
+                logits = attached.compiled.decode(rows, self._computing.scratch)
+                asked, logits = _asked(rows, range(len(rows)), logits)
             else:
                 asked, logits = self._decode_gathered(attached, rows)
             if not asked:
