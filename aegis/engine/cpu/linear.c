@@ -103,10 +103,16 @@ INLINE void order_fours(__m512i order[2]) {
     order[1] = _mm512_loadu_si512(index[1]);
 }
 
-INLINE void quarter_of_group(__m512i (*sums)[4], const uint8_t *weight, const int32_t *x, int fours, int count,
-                             const __m512i order[2], int columns) {
+/* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep what
+   is around it in registers, and these sums in memory. */
+INLINE void group_tile(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, int group, int columns,
+                       const int count) {
     const __m512i low = _mm512_set1_epi8(15);
-    for (int k = 0; k < fours; k++, weight += 128) {
+    __m512i sums[8][4], order[2];
+    order_fours(order);
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
+    for (int k = 0; k < group; k += 4, weight += 128) {
         __m512i here = _mm512_loadu_si512(weight), there = _mm512_loadu_si512(weight + 64), w[4];
         for (int j = 0; j < 2; j++) {
             __m512i both = _mm512_permutex2var_epi8(here, order[j], there);
@@ -114,11 +120,23 @@ INLINE void quarter_of_group(__m512i (*sums)[4], const uint8_t *weight, const in
             w[j + 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
         }
         for (int m = 0; m < count; m++) {
-            __m512i four = _mm512_set1_epi32(x[(int64_t)m * (columns / 4) + k]);
-            for (int j = 0; j < 4; j++) sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], w[j], four);
+            int32_t four;
+            memcpy(&four, x + (int64_t)m * columns + k, 4);
+            for (int j = 0; j < 4; j++)
+                sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], w[j], _mm512_set1_epi32(four));
         }
     }
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) to[m][j] = sums[m][j];
 }
+
+#define GROUP_TILE(count)                                                                                             \
+    static __attribute__((noinline)) void group_tile_##count(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, \
+                                                             int group, int columns) {                               \
+        group_tile(to, weight, x, group, columns, count);                                                            \
+    }
+GROUP_TILE(2)
+GROUP_TILE(4)
 
 /* Scales and zeros of bfloat16, in turn. */
 INLINE void fours_tile(const product_t *p, int64_t block, int first, const int count) {
@@ -127,16 +145,12 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
     const uint8_t *weight = (const uint8_t *)layer->weight + block * (BLOCK / 2) * columns;
     const int8_t *x = p->input->bytes + (int64_t)first * 2 * columns;
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-    __m512i order[2];
-    __m512 totals[4][4];
-    order_fours(order);
+    __m512 totals[2][4];
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) totals[m][j] = _mm512_setzero_ps();
     for (int g = 0; g < groups; g++, weight += (BLOCK / 2) * group, x += group) {
-        __m512i sums[8][4];
-        for (int m = 0; m < 2 * count; m++)
-            for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
-        quarter_of_group(sums, weight, (const int32_t *)x, group / 4, 2 * count, order, columns);
+        __m512i sums[4][4];
+        (count == 1 ? group_tile_2 : group_tile_4)(sums, weight, x, group, columns);
         const uint16_t *scales = (const uint16_t *)layer->scales + ((int64_t)g * layer->rows + block * BLOCK) * 2;
         for (int j = 0; j < 4; j++) {
             __m512i both = _mm512_loadu_si512(scales + 32 * j);
@@ -205,7 +219,7 @@ INLINE void tile(const product_t *p, int64_t block, int first, const int count) 
             bytes_tile(p, block, first, count, 3);
         break;
     case INT4:
-        if (count > 4) break;
+        if (count > 2) break;
         fours_tile(p, block, first, count);
     }
 }
@@ -279,4 +293,35 @@ void prepare(input_t *input, const linear_t *layer, int bf16) {
         int64_t count = (int64_t)input->rows * input->columns;
         for (int64_t at = 0; at < count; at += 16) store_halves(input->halves + at, _mm512_loadu_ps(input->floats + at));
     }
+}
+
+/* Of which the last piece, returned, is for the result. */
+static float *cut_input(input_t *input, const linear_t *layer, int64_t rows, char *scratch) {
+    const int64_t wide = rows * layer->columns;
+    input->floats = (float *)scratch;
+    input->halves = (uint16_t *)(input->floats + wide);
+    input->bytes = (int8_t *)(input->halves + wide);
+    input->units = (float *)(input->bytes + 3 * wide + 64 - 3 * wide % 64);
+    input->sums = (int32_t *)(input->units + rows);
+    input->group_sums = (float *)(input->sums + 3 * rows);
+    return input->group_sums + rows * (layer->columns / 32 + 1);
+}
+
+/* The product of `from [rows, columns]` to `to [rows, layer rows]`, both in bfloat16 or float32. `scratch` has
+   `aegis_product_bytes`. */
+void aegis_product(const linear_t *layer, const void *from, void *to, int64_t rows, int bf16, void *scratch,
+                   int threads) {
+    input_t input = {.rows = (int32_t)rows, .columns = layer->columns};
+    float *out = cut_input(&input, layer, rows, scratch);
+    for (int64_t at = 0; at < rows * layer->columns; at += 16)
+        _mm512_storeu_ps(input.floats + at, loaded(from, at, bf16));
+    prepare(&input, layer, bf16);
+    multiply(layer, &input, bf16 ? out : to, bf16, threads);
+    for (int64_t at = 0; bf16 && at < rows * layer->rows; at += 16)
+        store_halves((uint16_t *)to + at, _mm512_loadu_ps(out + at));
+}
+
+int64_t aegis_product_bytes(const linear_t *layer, int64_t rows) {
+    input_t input;
+    return (char *)(cut_input(&input, layer, rows, NULL) + rows * layer->rows) - (char *)NULL;
 }
