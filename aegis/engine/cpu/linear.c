@@ -2,6 +2,14 @@
 
 #include "vectors.h"
 
+#define DIGITS_ROWS 2
+
+/* Rows of the next tile, of so many left: tiles are about equal, for small ones wait for their sums. */
+static int next_tile(int left, int most) {
+    int tiles = (left + most - 1) / most;
+    return (left + tiles - 1) / tiles;
+}
+
 typedef struct {
     const linear_t *layer;
     const input_t *input;
@@ -171,6 +179,140 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
     }
 }
 
+#define PIECE_ROWS 48
+#define PIECE_COLUMNS 128 /* The next ones are asked for meanwhile: processors do not foresee them over so long a pause. */
+
+/* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
+   of a number are looked up by its absolute value. */
+static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
+    uint8_t lower[128], higher[128], index[2][64];
+    for (int at = 0; at < 128; at++) {
+        float value = (float)at;
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        lower[at] = (uint8_t)(bits >> 16);
+        higher[at] = (uint8_t)(bits >> 24);
+    }
+    for (int at = 0; at < 64; at++) { /* byte `at` of the result: of row at / 4, column at / 2 % 2 */
+        index[0][at] = (uint8_t)(at / 4 * 4 + at / 2 % 2 + at % 2 * 64);
+        index[1][at] = (uint8_t)(index[0][at] + 2);
+    }
+    const __m512i low[2] = {_mm512_loadu_si512(lower), _mm512_loadu_si512(lower + 64)};
+    const __m512i high[2] = {_mm512_loadu_si512(higher), _mm512_loadu_si512(higher + 64)};
+    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    for (int k = 0; k < pairs; k += 2, from += 4 * BLOCK, to += 4 * BLOCK)
+        for (int j = 0; j < 4; j++) {
+            _mm_prefetch((const char *)from + 2 * PIECE_COLUMNS * BLOCK / 2 + 64 * j, _MM_HINT_T0);
+            __m512i value = _mm512_loadu_si512(from + 64 * j), size = _mm512_abs_epi8(value);
+            __m512i lows = _mm512_permutex2var_epi8(low[0], size, low[1]);
+            __m512i highs = _mm512_permutex2var_epi8(high[0], size, high[1]);
+            highs = _mm512_or_si512(highs, _mm512_and_si512(value, sign));
+            _mm512_storeu_si512(to + 32 * j, _mm512_permutex2var_epi8(lows, order[0], highs));
+            _mm512_storeu_si512(to + 2 * BLOCK + 32 * j, _mm512_permutex2var_epi8(lows, order[1], highs));
+        }
+}
+
+static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs) {
+    uint16_t values[32];
+    uint8_t index[2][64];
+    for (int at = 0; at < 32; at++) {
+        float value = (float)(at % 16 - 8);
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        values[at] = (uint16_t)(bits >> 16);
+    }
+    for (int at = 0; at < 64; at++) { /* each byte twice: of a word only the low five bits are looked up */
+        index[0][at] = (uint8_t)(at / 4 + at / 2 % 2 * 32);
+        index[1][at] = (uint8_t)(index[0][at] + 16);
+    }
+    const __m512i table = _mm512_loadu_si512(values);
+    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
+    for (int k = 0; k < pairs; k++, from += BLOCK, to += 2 * BLOCK) {
+        _mm_prefetch((const char *)from + PIECE_COLUMNS * BLOCK / 2, _MM_HINT_T0);
+        __m512i columns = _mm512_loadu_si512(from);
+        for (int j = 0; j < 2; j++) {
+            __m512i words = _mm512_permutexvar_epi8(order[j], columns);
+            _mm512_storeu_si512(to + 32 * j, _mm512_permutexvar_epi16(words, table));
+            _mm512_storeu_si512(to + 32 * (j + 2), _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
+        }
+    }
+}
+
+/* Adds to `totals [rows, BLOCK]` what these columns give, scaled if there are scales. */
+INLINE void piece_tile(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
+                       const float *group_sums, int64_t groups, float *totals, const int count) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512 sums[6][4];
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
+    for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
+        __m512i w[4];
+        for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_si512(weight + 32 * j);
+        for (int m = 0; m < count; m++) {
+            uint32_t pair;
+            memcpy(&pair, x + m * stride + 2 * k, 4);
+            for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], _mm512_set1_epi32((int)pair));
+        }
+    }
+    for (int j = 0; j < 4; j++) {
+        __m512 scale = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+        if (scales) {
+            __m512i both = _mm512_loadu_si512(scales + 32 * j);
+            scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+            zero = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+        }
+        for (int m = 0; m < count; m++) {
+            float *to = totals + m * BLOCK + 16 * j;
+            __m512 total = _mm512_fmadd_ps(sums[m][j], scale, _mm512_loadu_ps(to));
+            if (scales) total = _mm512_fmadd_ps(zero, _mm512_set1_ps(group_sums[m * groups]), total);
+            _mm512_storeu_ps(to, total);
+        }
+    }
+}
+
+/* Many rows of bfloat16: a piece of the weight becomes bfloat16 too, once for all of them. */
+static void pieces(const product_t *p, int64_t block, int first, int rows) {
+    const linear_t *layer = p->layer;
+    const int columns = layer->columns, fours = layer->form == INT4, wide = fours ? layer->group : PIECE_COLUMNS;
+    const int64_t groups = fours ? columns / layer->group : 1;
+    uint16_t weight[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
+    float totals[PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
+    memset(totals, 0, sizeof(float) * rows * BLOCK);
+    for (int start = 0; start < columns; start += wide) {
+        const int here = columns - start < wide ? columns - start : wide;
+        const int64_t at = (block * columns + start) * BLOCK;
+        const uint16_t *scales = NULL;
+        if (fours) {
+            unpack_fours((const uint8_t *)layer->weight + at / 2, weight, here / 2);
+            scales = (const uint16_t *)layer->scales + ((int64_t)(start / wide) * layer->rows + block * BLOCK) * 2;
+        } else {
+            unpack_bytes((const uint8_t *)layer->weight + at, weight, here / 2);
+        }
+        for (int m = 0, some; m < rows; m += some) {
+            some = next_tile(rows - m, 6);
+            const uint16_t *x = p->input->halves + (int64_t)(first + m) * columns + start;
+            const float *group_sums = p->input->group_sums + (first + m) * groups + start / wide;
+            float *to = totals + m * BLOCK;
+            switch (some) {
+            case 1: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 1); break;
+            case 2: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 2); break;
+            case 3: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 3); break;
+            case 4: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 4); break;
+            case 5: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 5); break;
+            default: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 6);
+            }
+        }
+    }
+    for (int m = 0; m < rows; m++)
+        for (int j = 0; j < 4; j++) {
+            const int64_t row = block * BLOCK + 16 * j;
+            __m512 total = _mm512_loadu_ps(totals + m * BLOCK + 16 * j);
+            if (!fours) total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
+            put(p, first + m, row, total);
+        }
+}
+
 /* Weights in rows: each result is a sum along one. */
 INLINE void rows_tile(const product_t *p, int64_t block, int first, const int count) {
     const int columns = p->layer->columns;
@@ -224,20 +366,31 @@ INLINE void tile(const product_t *p, int64_t block, int first, const int count) 
     }
 }
 
+/* Whether products of floats take less time than products of digits, of which there are two a float. */
+static int in_pieces(const input_t *input, const linear_t *layer, int bf16) {
+    return bf16 && input->rows > DIGITS_ROWS && (layer->form == INT8 || layer->form == INT4);
+}
+
 static void blocks(void *context, int64_t from, int64_t to) {
     const product_t *p = context;
     const int rows = p->input->rows, form = p->layer->form;
+    if (in_pieces(p->input, p->layer, p->bf16)) {
+        for (int64_t block = from; block < to; block++)
+            for (int first = 0; first < rows; first += PIECE_ROWS)
+                pieces(p, block, first, rows - first < PIECE_ROWS ? rows - first : PIECE_ROWS);
+        return;
+    }
     const int most = form == INT8 ? (p->bf16 ? 3 : 2) : form == INT4 ? 2 : 6;
     for (int64_t block = from; block < to; block++) {
         for (int first = 0, count; first < rows; first += count) {
-            count = rows - first < most ? rows - first : most;
+            count = next_tile(rows - first, most);
             switch (count) {
             case 1: tile(p, block, first, 1); break;
             case 2: tile(p, block, first, 2); break;
             case 3: tile(p, block, first, 3); break;
             case 4: tile(p, block, first, 4); break;
             case 5: tile(p, block, first, 5); break;
-            default: tile(p, block, first, 6); count = 6;
+            default: tile(p, block, first, 6);
             }
         }
     }
@@ -275,6 +428,15 @@ static void make_digits(input_t *input, int bf16) {
     }
 }
 
+static void sum_groups_of_floats(input_t *input, int group) {
+    const int64_t groups = input->columns / group;
+    for (int64_t at = 0; at < input->rows * groups; at++) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int k = 0; k < group; k += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(input->floats + at * group + k));
+        input->group_sums[at] = _mm512_reduce_add_ps(sum);
+    }
+}
+
 static void sum_groups(input_t *input, int group) {
     const int columns = input->columns, groups = columns / group;
     for (int m = 0; m < input->rows; m++)
@@ -287,11 +449,14 @@ static void sum_groups(input_t *input, int group) {
 }
 
 void prepare(input_t *input, const linear_t *layer, int bf16) {
-    if (layer->form == INT8 || layer->form == INT4) make_digits(input, bf16);
-    if (layer->form == INT4) sum_groups(input, layer->group);
-    if (bf16 && (layer->form == ROWS || layer->form == PACKED)) {
+    const int integers = layer->form == INT8 || layer->form == INT4, whole = in_pieces(input, layer, bf16);
+    if (integers && !whole) {
+        make_digits(input, bf16);
+        if (layer->form == INT4) sum_groups(input, layer->group);
+    } else if (bf16) {
         int64_t count = (int64_t)input->rows * input->columns;
         for (int64_t at = 0; at < count; at += 16) store_halves(input->halves + at, _mm512_loadu_ps(input->floats + at));
+        if (layer->form == INT4) sum_groups_of_floats(input, layer->group);
     }
 }
 
