@@ -3,6 +3,8 @@
 #include "vectors.h"
 
 #define DIGITS_ROWS 2
+#define TILE_ROWS 6
+#define AHEAD 4096 /* bytes: what processors foresee ends with a page */
 
 /* Rows of the next tile, of so many left: tiles are about equal, for small ones wait for their sums. */
 static int next_tile(int left, int most) {
@@ -58,7 +60,10 @@ INLINE void halves_tile(const product_t *p, int64_t block, int first, const int 
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
     for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
         __m512i w[4];
-        for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_si512(weight + 32 * j);
+        for (int j = 0; j < 4; j++) {
+            _mm_prefetch((const char *)(weight + 32 * j) + AHEAD, _MM_HINT_T0);
+            w[j] = _mm512_loadu_si512(weight + 32 * j);
+        }
         for (int m = 0; m < count; m++) {
             __m512i pair = _mm512_set1_epi32((int)x[(int64_t)m * pairs + k]);
             for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], pair);
@@ -240,7 +245,7 @@ static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs) {
 }
 
 /* Adds to `totals [rows, BLOCK]` what these columns give, scaled if there are scales. */
-INLINE void piece_tile(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
+INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
                        const float *group_sums, int64_t groups, float *totals, const int count) {
     const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     __m512 sums[6][4];
@@ -248,7 +253,10 @@ INLINE void piece_tile(const uint16_t *weight, const uint16_t *x, int64_t stride
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
     for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
         __m512i w[4];
-        for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_si512(weight + 32 * j);
+        for (int j = 0; j < 4; j++) {
+            if (ahead) _mm_prefetch((const char *)(weight + ahead + 32 * j), _MM_HINT_T0);
+            w[j] = _mm512_loadu_si512(weight + 32 * j);
+        }
         for (int m = 0; m < count; m++) {
             uint32_t pair;
             memcpy(&pair, x + m * stride + 2 * k, 4);
@@ -271,12 +279,13 @@ INLINE void piece_tile(const uint16_t *weight, const uint16_t *x, int64_t stride
     }
 }
 
-/* Many rows of bfloat16: a piece of the weight becomes bfloat16 too, once for all of them. */
+/* Rows of bfloat16, of which all are multiplied by a piece of the weight, made bfloat16 too, while it is in the cache. */
 static void pieces(const product_t *p, int64_t block, int first, int rows) {
     const linear_t *layer = p->layer;
     const int columns = layer->columns, fours = layer->form == INT4, wide = fours ? layer->group : PIECE_COLUMNS;
     const int64_t groups = fours ? columns / layer->group : 1;
-    uint16_t weight[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
+    uint16_t unpacked[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
+    const uint16_t *weight = unpacked;
     float totals[PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
     memset(totals, 0, sizeof(float) * rows * BLOCK);
     for (int start = 0; start < columns; start += wide) {
@@ -284,23 +293,26 @@ static void pieces(const product_t *p, int64_t block, int first, int rows) {
         const int64_t at = (block * columns + start) * BLOCK;
         const uint16_t *scales = NULL;
         if (fours) {
-            unpack_fours((const uint8_t *)layer->weight + at / 2, weight, here / 2);
+            unpack_fours((const uint8_t *)layer->weight + at / 2, unpacked, here / 2);
             scales = (const uint16_t *)layer->scales + ((int64_t)(start / wide) * layer->rows + block * BLOCK) * 2;
+        } else if (layer->form == INT8) {
+            unpack_bytes((const uint8_t *)layer->weight + at, unpacked, here / 2);
         } else {
-            unpack_bytes((const uint8_t *)layer->weight + at, weight, here / 2);
+            weight = (const uint16_t *)layer->weight + at;
         }
         for (int m = 0, some; m < rows; m += some) {
             some = next_tile(rows - m, 6);
             const uint16_t *x = p->input->halves + (int64_t)(first + m) * columns + start;
             const float *group_sums = p->input->group_sums + (first + m) * groups + start / wide;
+            const int64_t ahead = layer->form == PACKED && !m ? PIECE_COLUMNS * BLOCK : 0;
             float *to = totals + m * BLOCK;
             switch (some) {
-            case 1: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 1); break;
-            case 2: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 2); break;
-            case 3: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 3); break;
-            case 4: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 4); break;
-            case 5: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 5); break;
-            default: piece_tile(weight, x, columns, here / 2, scales, group_sums, groups, to, 6);
+            case 1: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 1); break;
+            case 2: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 2); break;
+            case 3: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 3); break;
+            case 4: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 4); break;
+            case 5: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 5); break;
+            default: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 6);
             }
         }
     }
@@ -308,7 +320,7 @@ static void pieces(const product_t *p, int64_t block, int first, int rows) {
         for (int j = 0; j < 4; j++) {
             const int64_t row = block * BLOCK + 16 * j;
             __m512 total = _mm512_loadu_ps(totals + m * BLOCK + 16 * j);
-            if (!fours) total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
+            if (layer->form == INT8) total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
             put(p, first + m, row, total);
         }
 }
@@ -366,9 +378,11 @@ INLINE void tile(const product_t *p, int64_t block, int first, const int count) 
     }
 }
 
-/* Whether products of floats take less time than products of digits, of which there are two a float. */
+/* Whether the weight is read piece by piece: with many rows, or where products of floats take less time than products
+   of digits, of which there are two a float. */
 static int in_pieces(const input_t *input, const linear_t *layer, int bf16) {
-    return bf16 && input->rows > DIGITS_ROWS && (layer->form == INT8 || layer->form == INT4);
+    if (!bf16 || layer->form == ROWS) return 0;
+    return input->rows > (layer->form == PACKED ? TILE_ROWS : DIGITS_ROWS);
 }
 
 static void blocks(void *context, int64_t from, int64_t to) {
