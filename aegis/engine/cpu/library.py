@@ -15,6 +15,7 @@ from aegis.engine.quantised.digits import supported as has_byte_products
 
 ROWS, PACKED, INT8, INT4 = range(4)
 BLOCK = 64
+COLUMNS_MAX = 1 << 15
 
 _TURN_OFF = "AEGIS_NO_COMPILED_STEPS"
 
@@ -84,6 +85,18 @@ def library() -> ctypes.CDLL | None:
         return None
     found.aegis_scratch_bytes.restype = ctypes.c_int64
     found.aegis_scratch_bytes.argtypes = (ctypes.POINTER(Model), ctypes.c_int64, ctypes.c_int64)
+    found.aegis_product_bytes.restype = ctypes.c_int64
+    found.aegis_product_bytes.argtypes = (ctypes.POINTER(Linear), ctypes.c_int64)
+    found.aegis_product.restype = None
+    found.aegis_product.argtypes = (
+        ctypes.POINTER(Linear),
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_int,
+    )
     found.aegis_decode.restype = None
     found.aegis_decode.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step))
     _lend_threads(found)

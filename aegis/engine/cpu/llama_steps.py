@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from aegis.core.model import ModelSpec, TensorEntry
 from aegis.engine.cpu.library import (
     BLOCK,
+    COLUMNS_MAX,
     INT4,
     INT8,
     PACKED,
@@ -195,7 +196,7 @@ class _Plan:
         else:
             form, scales = _FORMS[leaf], self._entries[f"{path}.scales"]
         rows, columns = entry.shape if form != INT4 else (entry.shape[0], entry.shape[1] * 2)
-        _demand(knows(form, self._dtype) and columns % BLOCK == 0 and columns <= 1 << 15)
+        _demand(knows(form, self._dtype) and columns % BLOCK == 0 and columns <= COLUMNS_MAX)
         _demand(form == ROWS or rows % BLOCK == 0)
         group = columns // scales.shape[0] if form == INT4 and scales else 0
         at = self._base + scales.offset if scales else None

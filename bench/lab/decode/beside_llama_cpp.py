@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 from msgspec import Struct
-from rich.console import Console
 
 from aegis.core.model import WeightsName
 from bench.common import result_files
@@ -68,8 +67,7 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     if json_path:
         result_files.check(json_path)
     torch.set_num_threads(plan.threads)
-    console = Console(markup=False, highlight=False)
-    console.print("checkpoint  theirs  ours   batch   aegis tokens/s   llama.cpp tokens/s   ratio  wanted  in common")
+    print("checkpoint  theirs  ours   batch   aegis tokens/s   llama.cpp tokens/s   ratio  wanted  in common")
     cases = []
     for checkpoint in plan.checkpoints:
         model = build(checkpoint, "bfloat16")
@@ -83,7 +81,7 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
                 for batch in plan.batches:
                     case = _case((checkpoint, file_type, weights), ours, theirs, batch, plan)
                     cases.append(case)
-                    console.print(_line(case, plan))
+                    print(_line(case, plan), flush=True)
                 theirs.close()
     result = Result(describe(), library.__version__, plan, tuple(cases), tuple(map(_figure, cases)))
     if json_path:
