@@ -147,10 +147,10 @@ run: $(STAMP)
 	@exec $(BIN)/aegis launch
 
 # Tests run side by side where nothing asserts how soon a server answers: three on two processors, because servers often
-# wait. Those attacks that do follow, one at a time. Beside both, tests that only compute take what they leave.
+# wait. Those attacks that do follow, one at a time. Beside both, mypy and tests that only compute take what they leave.
 BESIDE = --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test: lint
+test: $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs 2 _serving _computing
 
 _serving:
@@ -158,6 +158,7 @@ _serving:
 	$(BIN)/python -m pytest -m alone tests/attacks
 
 _computing:
+	@nice $(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests.background
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.

@@ -3,7 +3,8 @@
 While transformers is imported, it marks kernels of its own for torch's compiler, and prepares for tensors that are
 spread over processes. That imports the compiler, distributed tensors and sympy: 1000 modules, and a third of the
 processor time in which an instance starts. Instances compile nothing, and ranks share models out by other means
-(`parallel/`). So this module hides both from transformers during its import. Later imports of them find them whole.
+(`parallel/`). Where scipy is installed, transformers imports it for losses of training. So this module hides all three
+from transformers during its import. Later imports of them find them whole.
 
 transformers also looks for the names that its model files export: it reads all 3 000 files, twice, and splits each into
 lines. Here it does so once, and looks at the lines with names only.
@@ -21,6 +22,7 @@ from typing import Any
 
 _COMPILER = "torch._dynamo"
 _EXPORTS = "transformers.utils.import_utils"
+_UNUSED = ("is_torch_distributed_available", "is_scipy_available")
 
 
 def import_transformers() -> None:
@@ -93,15 +95,15 @@ def _hidden() -> Iterator[None]:
     import transformers.utils
 
     places = (transformers.utils, transformers.utils.import_utils)
-    available = transformers.utils.is_torch_distributed_available
+    known = {name: getattr(transformers.utils, name) for name in _UNUSED}
     for place in places:
-        place.is_torch_distributed_available = lambda: False
+        vars(place).update({name: lambda: False for name in _UNUSED})
     try:
         with without_compiler():
             yield
     finally:
         for place in places:
-            place.is_torch_distributed_available = available
+            vars(place).update(known)
 
 
 def _unmarking(torch_path: Iterable[str]) -> ModuleType:

@@ -34,7 +34,7 @@ from aegis.launcher.services import Services, open_services
 from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
 from aegis.models.cache import default_cache_dir
 from aegis.models.sources import Source, is_checkpoint
-from aegis.node.model_catalogue import CatalogueModel
+from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.policies import RECIPES, recipe
 from aegis.process import garbage_collection

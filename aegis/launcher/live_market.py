@@ -26,11 +26,11 @@ from aegis.launcher.services import Services
 from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
 from aegis.node import instance_processes
+from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.control_commands import NodeControl
 from aegis.node.devices import Devices
 from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.market_machines import MarketMachines, open_local_machines
-from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.registration import Register, register

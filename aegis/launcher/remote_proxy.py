@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
-from aegis.node.model_catalogue import CatalogueModel
+from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.queries import NodeQueries
 from aegis.node.query_messages import QUERIES
 from aegis.telemetry.logs import log

@@ -20,13 +20,14 @@ from msgspec.structs import replace
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
 from aegis.models.disk_cache import Hold, use
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, check_name, read_sources
 from aegis.models.text.text_model import TextModel
+from aegis.node.catalogue.image_renewals import ImageRenewals
+from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.image_caches import ImageCaches
 from aegis.node.model_fit import misfit, too_short_gap
 from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
@@ -36,7 +37,6 @@ from aegis.telemetry.logs import log
 from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.transport.node_messages import Registering
 from memory.budget import Budget
-from memory.image_cache import State
 from memory.unloading import Unloading
 from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 
@@ -50,44 +50,9 @@ _USE_NS = 1_000_000_000
 """So often the cache on disk is told that a model is used."""
 
 _POLL_S = 0.02
-_RENEWALS_MAX = 10
-"""An image that is damaged more often is not trusted any more."""
 
 _HARDWARE = Hardware()
 _PINS = "the model cache does not hold all pinned images; raise --model-cache or pin fewer models"
-
-
-@dataclass(slots=True)
-class CatalogueModel:
-    """Implements `proxy.http.market.Served`. `bound` are the instances that have its parameters bound."""
-
-    spec: ModelSpec
-    source: Source
-    images: ImageCaches
-    text: TextModel | None
-    kv_limit_tokens: int
-    created_s: int
-    state: str = "loading"
-    detail: str = ""
-    priority: int = 0
-    limits: Limits = UNLIMITED
-    bound: set[InstanceId] = field(default_factory=set)
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-    renewing: bool = False
-    damage: str = ""
-    renewals: int = 0
-    hold: Hold | None = None  # of its image on disk
-    used_ns: int = 0  # as the cache on disk was told
-    away: bool = False  # its requests wait for the image to be made again
-
-    @property
-    def pinned(self) -> bool:
-        return self.images.pinned(self.spec.model)
-
-    @property
-    def weights(self) -> str:
-        state = self.images.state(self.spec.model)
-        return "disk" if state is State.ABSENT else state.value
 
 
 @dataclass(slots=True)
@@ -152,8 +117,7 @@ class Catalogue:
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
         self._turns = RegistrationTurns(REGISTRATIONS_AT_ONCE)
         self._admitting = asyncio.Lock()
-        self._damaged: dict[ModelId, CatalogueModel] = {}  # whose images are to be made again
-        self._renewer: asyncio.Task[None] | None = None
+        self._renewals = ImageRenewals(self)
 
     def models(self) -> Mapping[str, CatalogueModel]:
         return cast(Mapping[str, CatalogueModel], self._models)
@@ -339,34 +303,17 @@ class Catalogue:
         """The model's image on disk has changed: it is made again from the checkpoint. Instances that have the weights
         go on; once an instance `wanted` to load them, newly placed requests wait."""
         found = self._models.get(model)
-        if found is None or found.state == "failed":
-            return
-        if wanted and not found.away:
-            found.away = True
-            self._wire.notify_proxies(ModelAway(model))
-        if not found.renewing and found.source.lazy and not Path(found.spec.image_path).exists():
-            log(_logger, logging.INFO, "model that has left the disk is fetched again", {"model": model})
-            found.damage, found.detail = "it has left the disk", "it has left the disk; it is fetched again"
-            self._make_again(found)
-        elif not found.renewing:
-            found.renewals += 1
-            if found.renewals > _RENEWALS_MAX:
-                self.failed(model, f"{reason} again and again; see to the disk, remove the model and add it again")
-                return
-            log(_logger, logging.WARNING, "weight image is made again", {"model": model, "reason": reason})
-            found.damage, found.detail = reason, f"{reason}; it is being made again"
-            self._make_again(found)
+        if found is not None and found.state != "failed":
+            if wanted and not found.away:
+                found.away = True
+                self._wire.notify_proxies(ModelAway(model))
+            self._renewals.begin(found, reason)
 
     def _used_on_disk(self, model: CatalogueModel, now_ns: int) -> None:
         """What is held needs no telling."""
         if model.hold is None and now_ns - model.used_ns > _USE_NS:
             model.used_ns = now_ns
             use(Path(model.spec.directory))
-
-    def _make_again(self, model: CatalogueModel) -> None:
-        model.renewing, self._damaged[model.spec.model] = True, model
-        if self._renewer is None:
-            self._renewer = watched(self._renew())
 
     def uncached(self, model: ModelId) -> None:
         """No instance loads the image of a removed model from the model cache any more."""
@@ -415,6 +362,24 @@ class Catalogue:
             self.dropped(leaving, instance)
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def make_again(
+        self, sources: Sequence[Source], report: Report
+    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
+        return self._register(sources, report, renew=True)
+
+    async def supply_again(self, spec: ModelSpec) -> None:
+        await self._images.supply(spec, renewed=True)
+
+    def renewed(self, model: CatalogueModel) -> None:
+        away, model.away = model.away, False
+        if away and model.state == "ready":
+            self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
+
+    def waits_again(self, model: CatalogueModel, refusal: str) -> None:
+        self._forget(model.spec.model, f"cannot be served now: {refusal}")
+        self._lazy.add(model.source, refusal)
+        self._notify_coming()
 
     def _register(
         self,
@@ -467,45 +432,6 @@ class Catalogue:
         if not self._images.pin(model):
             message = f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache"
             raise UserError(message, status=409, param="pin")
-
-    async def _renew(self) -> None:
-        """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
-        while self._damaged:
-            models, self._damaged = list(self._damaged.values()), {}
-            outcomes = self._register([model.source for model in models], self._report_renewal, renew=True)
-            async for source, outcome in outcomes:
-                assert outcome is not None, "all were wanted"
-                await self._renewed(next(model for model in models if model.source is source), outcome)
-        self._renewer = None
-
-    def _report_renewal(self, model: ModelId, text: str) -> None:
-        found = self._models.get(model)
-        if found and found.renewing:
-            found.detail = f"{found.damage}; it is being made again: {text}"
-
-    async def _renewed(self, model: CatalogueModel, outcome: ModelSpec | ModelRefused) -> None:
-        if isinstance(outcome, ModelSpec) and outcome.manifest == model.spec.manifest:
-            try:
-                await self._images.supply(outcome, renewed=True)
-            except ModelRefused as refused:
-                outcome = refused
-        model.renewing = False
-        if self._models.get(model.spec.model) is not model:
-            return
-        if isinstance(outcome, ModelRefused) and model.source.lazy:
-            self._forget(model.spec.model, f"cannot be served now: {outcome.message}")
-            self._lazy.add(model.source, outcome.message)
-            self._notify_coming()
-        elif isinstance(outcome, ModelRefused):
-            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {outcome.message}")
-        elif outcome.manifest != model.spec.manifest:
-            why = "its checkpoint has changed meanwhile; remove the model and add it again"
-            self.failed(model.spec.model, f"{model.damage} and cannot be made again: {why}")
-        else:
-            log(_logger, logging.WARNING, "weight image was made again", {"model": model.spec.model})
-            model.detail, away, model.away = "", model.away, False
-            if away and model.state == "ready":
-                self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
 
     async def _admit(
         self, source: Source, spec: ModelSpec, unwanted: RegistrationCancelled

@@ -8,8 +8,8 @@ import msgspec
 
 from aegis.core.decision import Decision
 from aegis.core.model import ModelChange
+from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.live_view_builder import LiveViewBuilder
-from aegis.node.model_catalogue import CatalogueModel
 from aegis.node.node import Node
 from aegis.telemetry.live_view import SeenUntil
 from aegis.telemetry.memory_report import MemoryReport, report_device, report_host_kv, report_model_cache

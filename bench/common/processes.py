@@ -14,10 +14,12 @@ def children() -> set[int]:
     return {pid for pid, (parent, _) in _processes().items() if parent == os.getpid()}
 
 
-def cpu_s(root: int) -> float:
-    """Processor time so far of a process and all below it."""
+def cpu_s(root: int, command: str = "") -> float:
+    """Processor time so far of a process and all below it, or of those among them with `command` in their command
+    lines."""
     processes = _processes()
-    return sum(processes[pid][1] for pid in _family(root, processes) if pid in processes)
+    found = [pid for pid in _family(root, processes) if pid in processes and command in command_of(pid)]
+    return sum(processes[pid][1] for pid in found)
 
 
 def family(root: int) -> set[int]:

@@ -49,6 +49,7 @@ _TAIL_S = 0.5  # of a load is not watched: then its clients leave
 _REST_S = 2.0
 _QUIET_S = 60.0
 _POLL_S = 0.2
+_INSTANCE = "aegis.instance.process"
 _UNDER_WAY = ("aegis:num_requests_running", "aegis:num_requests_waiting")
 _WAIT_S = 30.0
 
@@ -70,8 +71,8 @@ class Setting:
 
 class Run(Struct, frozen=True, kw_only=True):
     """A policy under so many times the load. Memory is that of all processes of the server: before, the most of
-    either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took.
-    `missed` are bars, and how."""
+    either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took, `instance_cpu` those that
+    its instances did: beside them, proxies and clients want their part of the machine. `missed` are bars, and how."""
 
     contender: str
     factor: float
@@ -84,6 +85,7 @@ class Run(Struct, frozen=True, kw_only=True):
     peak: Held
     after: Held
     server_cpu: float
+    instance_cpu: float
     missed: dict[str, str] = {}
 
 
@@ -217,7 +219,7 @@ async def _offer(url: str, rps: float, seconds: float, setting: Setting) -> Saw:
 
 async def _watched(setting: Setting, name: str, factor: float, rps: float, url: str, root: int) -> Run:
     models = [each["id"] for each in AdminClient(url).models()]
-    start, used_s = memory_of(root), cpu_s(root)
+    start, used_s, computed_s = memory_of(root), cpu_s(root), cpu_s(root, _INSTANCE)
     timeout = aiohttp.ClientTimeout(total=_WAIT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         clients = await begun(_load(url, rps, setting.seconds, setting))
@@ -225,6 +227,7 @@ async def _watched(setting: Setting, name: str, factor: float, rps: float, url: 
             await asyncio.sleep(setting.seconds - _TAIL_S)
         saw = await seen(clients)
     server_cpu = (cpu_s(root) - used_s) / setting.seconds
+    instance_cpu = (cpu_s(root, _INSTANCE) - computed_s) / setting.seconds
     await _quiet(url)
     await asyncio.sleep(_REST_S)
     return Run(
@@ -242,6 +245,7 @@ async def _watched(setting: Setting, name: str, factor: float, rps: float, url: 
         ),
         after=memory_of(root),
         server_cpu=server_cpu,
+        instance_cpu=instance_cpu,
     )
 
 
@@ -273,6 +277,7 @@ _COLUMNS: Mapping[str, Callable[[Run], str]] = {
     "shared, MiB": lambda each: " ".join(f"{held.shared >> 20}" for held in (each.start, each.peak, each.after)),
     "clients": lambda each: f"{each.saw.cpu_share:.0%}",
     "server": lambda each: f"{each.server_cpu:.2f} cores",
+    "instances": lambda each: f"{each.instance_cpu:.2f} cores",
 }
 
 

@@ -133,7 +133,7 @@ SUITES = {
             "cancels, ms": lambda run: _answered(run, "cancels"),
             "own memory, MiB: before, most, after": lambda run: _held_mib(run, "own"),
             "weights and KV, MiB": lambda run: _held_mib(run, "shared"),
-            "clients' cores": lambda run: f"{run['saw']['cpu_share']:.2f}",
+            "cores of clients, of instances": lambda run: _cores(run),
         },
     ),
     "prompts": Suite(
@@ -318,6 +318,10 @@ def _answered(run: Mapping[str, Any], what: str) -> str:
 def _held_mib(run: Mapping[str, Any], kind: str) -> str:
     held = ", ".join(f"{run[when][kind] >> 20}" for when in ("start", "peak", "after"))
     return held + (_missed_live(run, "memory") if kind == "own" else "")
+
+
+def _cores(run: Mapping[str, Any]) -> str:
+    return f"{run['saw']['cpu_share']:.2f}, {run['instance_cpu']:.2f}" if "instance_cpu" in run else ""
 
 
 def _missed_live(run: Mapping[str, Any], bar: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-HIDDEN = ("sympy", "torch.distributed.tensor", *COMPILER)
+HIDDEN = ("scipy", "sympy", "torch.distributed.tensor", *COMPILER)
 
 SERVE = f"""
 import sys
@@ -33,6 +33,8 @@ import torch, transformers.utils
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
 print(torch._dynamo.allow_in_graph is sys.modules["torch._dynamo"].allow_in_graph)
 print(transformers.utils.is_torch_distributed_available() == torch.distributed.is_available())
+from importlib.util import find_spec
+print(transformers.utils.is_scipy_available() == (find_spec("scipy") is not None))
 ours, path = transformers.utils.import_utils, transformers.models.__path__[0]
 own = module_from_spec(PathFinder.find_spec("transformers.utils.import_utils", transformers.utils.__path__))
 own.__spec__.loader.exec_module(own)
@@ -43,4 +45,4 @@ print(own.define_import_structure(path) == ours.define_import_structure(path))
 
 def test_what_is_never_used_is_not_imported_until_somebody_asks_for_it(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("[]\n[]\n2.0\nTrue\nTrue\nTrue\nTrue\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == ("[]\n[]\n2.0\nTrue\nTrue\nTrue\nTrue\nTrue\n", 0), done.stderr

@@ -18,7 +18,8 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
-from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue, CatalogueModel
+from aegis.node.catalogue.model import CatalogueModel
+from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.registration import Waiting

@@ -66,6 +66,7 @@ def run(contender: str, factor: float, good: float, **changes: object) -> Run:
         peak=Held(110, 99),
         after=Held(110, 99),
         server_cpu=1.5,
+        instance_cpu=1.2,
     )
     return structs.replace(made, **changes)
 
