@@ -1,5 +1,5 @@
-"""Products of quantised layers by the compiled code, for steps that run through a model's modules: prompts, and models of
-other kinds than Llama's. In bfloat16: float32 has ways of its own, whose sums are as wide as its numbers."""
+"""Products of quantised layers by the compiled code, for steps that run through a model's modules: prompts, and models
+of other kinds than Llama's. In bfloat16: float32 has ways of its own, whose sums are as wide as its numbers."""
 
 from __future__ import annotations
 

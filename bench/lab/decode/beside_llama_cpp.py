@@ -89,9 +89,7 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     return result
 
 
-def _case(
-    names: tuple[str, FileType, WeightsName], ours: Side, theirs: LlamaCppSide, batch: int, plan: Plan
-) -> Case:
+def _case(names: tuple[str, FileType, WeightsName], ours: Side, theirs: LlamaCppSide, batch: int, plan: Plan) -> Case:
     prompt = list(range(1, plan.context + 1))
     our_rows, their_rows = ours.fill(prompt, batch), theirs.fill(prompt, batch)
     our_s, their_s = list[float](), list[float]()

@@ -35,7 +35,9 @@ def imported() -> tuple[Any, Any]:
         import gguf
         import llama_cpp
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed: pip install llama-cpp-python gguf (it takes minutes)") from error
+        raise UserError(
+            f"{error.name} is not installed: pip install llama-cpp-python gguf (it takes minutes)"
+        ) from error
     return llama_cpp, gguf
 
 

@@ -7,10 +7,10 @@ import torch
 
 from aegis.core.model import WeightsName
 from aegis.engine.cpu.library import library
+from aegis.engine.packed_linear import packed_at
 from aegis.engine.quantised.integers import dequantised, quantise
 from aegis.engine.quantised.layers import FORMS, QuantisedLinear, parts
 from aegis.engine.tensor_views import dtype_named
-from aegis.engine.packed_linear import packed_at
 
 pytestmark = pytest.mark.skipif(library() is None, reason="not compiled here, or not for this processor")
 
