@@ -78,7 +78,7 @@ INSTRUCTIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "av
 
 
 def steps() -> Extension:
-    """Asked at run time whether the processor has these instructions. Not a module of Python: it is called by address."""
+    """No module of Python: it is called by address. At run time it says whether the processor has the instructions."""
     return Extension(
         "aegis.engine.cpu._steps",
         [str(STEPS / name) for name in ("linear.c", "step.c")],

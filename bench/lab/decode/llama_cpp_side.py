@@ -1,9 +1,10 @@
-"""llama.cpp's side of a contest in decoding: the checkpoint as a GGUF file, and its library, called from this process."""
+"""llama.cpp's side of a contest in decoding: the checkpoint as a GGUF file, and its library in this process."""
 
 from __future__ import annotations
 
 import ctypes
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +33,7 @@ _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_h
 def imported() -> tuple[Any, Any]:
     """llama_cpp and gguf. Raises UserError."""
     try:
-        import gguf
-        import llama_cpp
+        llama_cpp, gguf = import_module("llama_cpp"), import_module("gguf")
     except ImportError as error:
         raise UserError(
             f"{error.name} is not installed: pip install llama-cpp-python gguf (it takes minutes)"
@@ -124,9 +124,9 @@ class LlamaCppSide:
         out = [[token] for token in first]
         start = time.perf_counter()
         for step in range(tokens - 1):
-            last = [(row[-1], context + step, at, True) for at, row in enumerate(out)]
-            for row, token in zip(out, self._decode(last), strict=True):
-                row.append(token)
+            last = [(tokens_of[-1], context + step, row, True) for row, tokens_of in enumerate(out)]
+            for tokens_of, token in zip(out, self._decode(last), strict=True):
+                tokens_of.append(token)
         return time.perf_counter() - start, out
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:

@@ -161,11 +161,8 @@ def test_rows_that_do_not_sample_are_left_out(tmp_path: Path) -> None:
     built = build(_CONFIGS["llama"], tmp_path / "model", packs=True, std=0.15)
     engine, arena = _engine(built)
     first, second = _begun(engine, arena, built, 2)
-    silent: StepRow = replace_row(first.row())
+    row = first.row()
+    silent = StepRow(row.request, row.tokens, row.start, row.blocks, samples=False)
     answers = engine.step(built.spec.model, [silent, second.row()])
     assert answers[0] is None and answers[1] is not None
     assert answers[1].token.id == built.greedy(second.prompt, 2)[1]
-
-
-def replace_row(row: StepRow) -> StepRow:
-    return StepRow(row.request, row.tokens, row.start, row.blocks, samples=False)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import builtins
+import sys
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,14 +15,7 @@ from bench.lab.decode.llama_cpp_side import FileType, write_gguf
 
 
 def test_what_is_missing_is_told_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "llama_cpp":
-            raise ImportError(f"No module named {name!r}", name=name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(UserError, match="llama_cpp is not installed: pip install llama-cpp-python gguf"):
         run(None, Plan())
 
