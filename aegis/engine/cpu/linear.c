@@ -184,7 +184,7 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
     }
 }
 
-#define PIECE_ROWS 48
+#define PIECE_ROWS 132
 #define PIECE_COLUMNS 128 /* The next ones are asked for meanwhile: processors do not foresee them over so long a pause. */
 
 /* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
