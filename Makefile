@@ -54,7 +54,7 @@ INSTALL = $(BIN)/$(PIP)
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not
 
 # What serving needs.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "aegis needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory _venv

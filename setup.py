@@ -1,11 +1,14 @@
 """Everything about the package is in pyproject.toml. With AEGIS_COMPILE=1 what decides is compiled, and the simulator
-around it: the same sources through mypyc, for the same results sooner. docs/simulate.md has figures."""
+around it: the same sources through mypyc, for the same results sooner. docs/simulate.md has figures.
+
+Decode steps on processors are C, which is compiled wherever there is a compiler, and left out where there is none."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 COMPILED = (
     "aegis/core/block_runs.py",
@@ -34,6 +37,7 @@ COMPILED = (
     "decode/hand_overs.py",
     "decode/kv_swap.py",
     "decode/kv_arrivals.py",
+    "decode/adapters.py",
     "decode/batch_requests.py",
     "decode/batch_view.py",
     "decode/step_times.py",
@@ -70,13 +74,35 @@ COMPILED = (
     "proxy/routing/sessions.py",
 )
 
+STEPS = Path("aegis/engine/cpu")
+INSTRUCTIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni", "avx512bf16", "avx512vbmi", "fma")
+
+
+def steps() -> Extension:
+    """No module of Python: it is called by address. At run time it says whether the processor has the instructions."""
+    return Extension(
+        "aegis.engine.cpu._steps",
+        [str(STEPS / name) for name in ("linear.c", "step.c")],
+        depends=[str(STEPS / name) for name in ("linear.h", "vectors.h")],
+        extra_compile_args=[
+            "-O3",
+            "-std=gnu11",
+            "-fno-math-errno",
+            "-ffp-contract=off",
+            *(f"-m{each}" for each in INSTRUCTIONS),
+        ],
+        libraries=["m"],
+        optional=True,
+    )
+
+
 wanted = os.environ.get("AEGIS_COMPILE") == "1"
-extensions = []
+extensions = [steps()] if sys.platform == "linux" and platform.machine() == "x86_64" else []
 if wanted and "egg_info" not in sys.argv:  # with which pip asks first what the build requires
     from mypyc.build import mypycify
 
     files = sorted(str(path) for pattern in COMPILED for path in Path().glob(pattern))
     options = ["--config-file=", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
-    extensions = mypycify([*files, *options], opt_level="3", include_runtime_files=True)
+    extensions += mypycify([*files, *options], opt_level="3", include_runtime_files=True)
 
 setup(ext_modules=extensions, setup_requires=["mypy>=1.13"] if wanted else [])

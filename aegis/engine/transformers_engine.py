@@ -28,6 +28,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
+from aegis.engine.cpu.llama_steps import LlamaSteps, llama_steps
 from aegis.engine.lane_threads import Computing, Decoders
 from aegis.engine.lora import Adapters, adapting, segments_of
 from aegis.engine.packed_linear import packed_at
@@ -97,6 +98,7 @@ class _Attached:
     extends: bool  # else the KV of a position depends on how many there are
     alone: AbstractContextManager[object]  # held during its steps, if these change what its modules hold
     adapters: Adapters
+    compiled: LlamaSteps | None  # its decode steps on a processor, where they need no modules
 
 
 class TransformersEngine(SamplingEngine):
@@ -144,9 +146,10 @@ class TransformersEngine(SamplingEngine):
         keeps_logits = "logits_to_keep" in inspect.signature(module.forward).parameters
         extends = _extends(module)  # else rotary frequencies are set in each step
         alone: AbstractContextManager[object] = nullcontext() if extends else Lock()
-        self._models[spec.model] = _Attached(
-            module, views, keeps_logits, extends, alone, Adapters(module, self._device)
-        )
+        on_cpu = self._device.type == "cpu" and self._group is None
+        compiled = llama_steps(module, spec, weights_base, views) if on_cpu else None
+        adapters = Adapters(module, self._device)
+        self._models[spec.model] = _Attached(module, views, keeps_logits, extends, alone, adapters, compiled)
         self._sampler.grammars.add(spec)
 
     def _attach_adapter(self, spec: ModelSpec, base: ModelId, weights_base: int) -> None:
@@ -185,6 +188,9 @@ class TransformersEngine(SamplingEngine):
             elif (decoder := self.decoder) is not None and not any(row.adapter for row in rows):
                 run = partial(_forward, attached, keep=1)
                 asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
+            elif attached.compiled is not None and not any(row.adapter for row in rows):
+                logits = attached.compiled.decode(rows, self._computing.scratch)
+                asked, logits = _asked(rows, range(len(rows)), logits)
             else:
                 asked, logits = self._decode_gathered(attached, rows)
             if not asked:

@@ -35,13 +35,15 @@ class Form(Struct, frozen=True):
     weights: str = "dense"
 
 
+ADAPTER = "LoRA adapter"
+"""Registered where its base is known: `tests/unit/models/adapters`."""
+
 _KEPT = serves("its integers where layers can have them, as below")
 _NUMBERS = serves("numbers, as below")
 _OWN_MEMORY = refuses("weights in memory of its own once loaded")
 _DENSE = serves("its own type, or `--dtype`")
 _POOLS = serves("the same: by the transformers engine")
 _LABELS = refuses("classifiers are not served")
-_ADAPTER = refuses("there is no config.json, so it is not a checkpoint")
 _PICKLED = refuses("can run any code: convert them to safetensors")
 
 FORMS = (
@@ -81,7 +83,12 @@ FORMS = (
     Form("embedder", "`modules.json`, or no head", serves("vectors of texts"), _POOLS),
     Form("reranker", "`…ForSequenceClassification` with one label", serves("scores of pairs"), _POOLS),
     Form("classifier of several labels", "the same with more", _LABELS, _LABELS),
-    Form("LoRA adapter", "`adapter_config.json`", _ADAPTER, _ADAPTER),
+    Form(
+        ADAPTER,
+        "`adapter_config.json`",
+        serves("the steps of its [base](adapters.md), with pairs of matrices beside them"),
+        refuses("there is no config.json, so it is not a checkpoint"),
+    ),
     Form("pickled weights", "`*.bin`, `*.pt`, `*.ckpt`, …", _PICKLED, _PICKLED),
 )
 

@@ -112,6 +112,26 @@ def bench_lora(
     return 0
 
 
+def bench_llama_cpp(
+    json: _Json = None,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Threads of each side.")] = 1,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A small model, a few tokens, to see that it works.")] = False,
+) -> int:
+    """Measure decoding beside llama.cpp: one checkpoint as BF16, Q8_0 and Q4_0, batch 1 and 8. Takes minutes.
+
+    Needs llama-cpp-python, whose build takes minutes too, and gguf.
+
+    \b
+    Example:
+      aegis lab llama-cpp --json llama_cpp.json
+    """
+    from bench.lab.decode.beside_llama_cpp import Plan, run
+
+    small = Plan(checkpoints=("tiny",), context=8, tokens=3, runs=1, threads=threads)
+    run(json, small if tiny else Plan(threads=threads))
+    return 0
+
+
 def run_decode(*, json_path: Path | None, engines: Sequence[str], peer: str, threads: int) -> None:
     """The suite that these options name. Raises UserError."""
     from typing import get_args

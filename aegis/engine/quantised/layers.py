@@ -17,6 +17,8 @@ from torch.nn.functional import linear
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import GROUPS, TensorEntry
+from aegis.engine.cpu import products
+from aegis.engine.cpu.library import INT4, INT8, Linear
 from aegis.engine.packed_linear import bytes_of, described
 from aegis.engine.quantised import digits
 from aegis.engine.quantised.blocks import (
@@ -73,6 +75,7 @@ class QuantisedLinear(torch.nn.Module):
         self.bias = replaced.bias
         self.register_buffer(self.INTEGERS, torch.empty(0, device="meta"))
         self.register_buffer(_SCALES, torch.empty(0, device="meta"))
+        self._compiled: tuple[torch.Tensor, Linear | None] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.numel():  # of the last layer, where no row of a step samples
@@ -83,6 +86,13 @@ class QuantisedLinear(torch.nn.Module):
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
         """Of `x [rows, in]`."""
         raise NotImplementedError
+
+    def compiled(self, form: int, integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Linear | None:
+        """This layer as compiled products take it, without its bias; None: they do not."""
+        if self._compiled is None or self._compiled[0] is not integers:
+            shape = (self.out_features, self.in_features)
+            self._compiled = integers, products.linear_of(form, integers, scales, shape, dtype)
+        return self._compiled[1]
 
     def _biased(self, product: torch.Tensor) -> torch.Tensor:
         return product if self.bias is None else product.add_(self.bias)
@@ -96,12 +106,16 @@ class Int8Digits(QuantisedLinear):
     scales: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.compiled(INT8, self.int8_digits, self.scales, x.dtype) is not None:
+            return super().forward(x)
         if not 0 < x.numel() <= digits.ROWS_MAX * self.in_features:
             return super().forward(x)
         product = digits.product(digits.digits_once(x), self.int8_digits, self.scales)
         return self._biased(product.to(x.dtype)).view(*x.shape[:-1], self.out_features)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if (linear_8 := self.compiled(INT8, self.int8_digits, self.scales, x.dtype)) is not None:
+            return self._biased(products.product(x, linear_8))
         in_blocks = self.out_features % BLOCK_ROWS == 0 and self.in_features % BLOCK_COLUMNS == 0
         out = torch.empty(len(x), self.out_features, dtype=x.dtype)
         if len(x) > DIGITS_ROWS_MAX and in_blocks and bytes_are_known():
@@ -187,6 +201,8 @@ class Int4Blocks(QuantisedLinear):
     scales: torch.Tensor  # [groups, out, 2], zeros beside them
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if (linear_4 := self.compiled(INT4, self.int4_blocks, self.scales, x.dtype)) is not None:
+            return self._biased(products.product(x, linear_4))
         if len(x) <= INT4_ROWS_MAX or self.out_features % BLOCK_ROWS or not halves_are_known():
             group = self.in_features // len(self.scales)
             run = torch.ops.aten._weight_int4pack_mm_for_cpu

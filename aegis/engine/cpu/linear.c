@@ -1,0 +1,506 @@
+#include "linear.h"
+
+#include "vectors.h"
+
+#define DIGITS_ROWS 2
+#define TILE_ROWS 6
+#define AHEAD 4096 /* bytes: what processors foresee ends with a page */
+
+/* Rows of the next tile, of so many left: tiles are about equal, for small ones wait for their sums. */
+static int next_tile(int left, int most) {
+    int tiles = (left + most - 1) / most;
+    return (left + tiles - 1) / tiles;
+}
+
+typedef struct {
+    const linear_t *layer;
+    const input_t *input;
+    float *out;
+    int bf16;
+} product_t;
+
+/* The results of 16 rows of the weight from `row` on, for row `m` of the input. */
+INLINE void put(const product_t *p, int m, int64_t row, __m512 sums) {
+    const linear_t *layer = p->layer;
+    if (layer->bias) {
+        sums = _mm512_add_ps(rounded(sums, p->bf16), loaded(layer->bias, row, p->bf16));
+    }
+    _mm512_storeu_ps(p->out + (int64_t)m * layer->rows + row, rounded(sums, p->bf16));
+}
+
+INLINE __m512 dot(__m512 sums, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(sums, (__m512bh)a, (__m512bh)b);
+}
+
+INLINE void floats_tile(const product_t *p, int64_t block, int first, const int count) {
+    const int columns = p->layer->columns;
+    const float *weight = (const float *)p->layer->weight + block * BLOCK * columns;
+    const float *x = p->input->floats + (int64_t)first * columns;
+    __m512 sums[8][4];
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
+    for (int k = 0; k < columns; k++, weight += BLOCK) {
+        __m512 w[4];
+        for (int j = 0; j < 4; j++) w[j] = _mm512_loadu_ps(weight + 16 * j);
+        for (int m = 0; m < count; m++) {
+            __m512 value = _mm512_set1_ps(x[(int64_t)m * columns + k]);
+            for (int j = 0; j < 4; j++) sums[m][j] = _mm512_fmadd_ps(w[j], value, sums[m][j]);
+        }
+    }
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) put(p, first + m, block * BLOCK + 16 * j, sums[m][j]);
+}
+
+INLINE void halves_tile(const product_t *p, int64_t block, int first, const int count) {
+    const int pairs = p->layer->columns / 2;
+    const uint16_t *weight = (const uint16_t *)p->layer->weight + block * BLOCK * 2 * pairs;
+    const uint32_t *x = (const uint32_t *)p->input->halves + (int64_t)first * pairs;
+    __m512 sums[8][4];
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
+    for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
+        __m512i w[4];
+        for (int j = 0; j < 4; j++) {
+            _mm_prefetch((const char *)(weight + 32 * j) + AHEAD, _MM_HINT_T0);
+            w[j] = _mm512_loadu_si512(weight + 32 * j);
+        }
+        for (int m = 0; m < count; m++) {
+            __m512i pair = _mm512_set1_epi32((int)x[(int64_t)m * pairs + k]);
+            for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], pair);
+        }
+    }
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) put(p, first + m, block * BLOCK + 16 * j, sums[m][j]);
+}
+
+INLINE void bytes_tile(const product_t *p, int64_t block, int first, const int count, const int digits) {
+    const int fours = p->layer->columns / 4;
+    const uint8_t *weight = (const uint8_t *)p->layer->weight + block * BLOCK * 4 * fours;
+    const int32_t *x = (const int32_t *)p->input->bytes + (int64_t)first * digits * fours;
+    const __m512i flip = _mm512_set1_epi8((char)0x80); /* adds 128, so that weights have no sign */
+    __m512i sums[9][4];
+    for (int m = 0; m < count * digits; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
+    for (int k = 0; k < fours; k++, weight += 4 * BLOCK) {
+        __m512i w[4];
+        for (int j = 0; j < 4; j++) w[j] = _mm512_xor_si512(_mm512_loadu_si512(weight + 64 * j), flip);
+        for (int m = 0; m < count * digits; m++) {
+            __m512i four = _mm512_set1_epi32(x[(int64_t)m * fours + k]);
+            for (int j = 0; j < 4; j++) sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], w[j], four);
+        }
+    }
+    for (int m = 0; m < count; m++) {
+        const int32_t *added = p->input->sums + (int64_t)(first + m) * digits;
+        __m512 unit = _mm512_set1_ps(p->input->units[first + m]);
+        for (int j = 0; j < 4; j++) {
+            int64_t row = block * BLOCK + 16 * j;
+            __m512 total = _mm512_setzero_ps();
+            for (int d = 0; d < digits; d++) {
+                __m512i sum = _mm512_sub_epi32(sums[m * digits + d][j], _mm512_set1_epi32(128 * added[d]));
+                total = _mm512_fmadd_ps(total, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(sum));
+            }
+            __m512 scale = _mm512_loadu_ps((const float *)p->layer->scales + row);
+            put(p, first + m, row, _mm512_mul_ps(_mm512_mul_ps(total, scale), unit));
+        }
+    }
+}
+
+/* Of four columns, the four bytes of each row beside each other: rows 0 to 15 with 32 to 47, then 16 to 31 with 48 to
+   63. */
+INLINE void order_fours(__m512i order[2]) {
+    uint8_t index[2][64];
+    for (int row = 0; row < 32; row++)
+        for (int column = 0; column < 4; column++)
+            index[row / 16][row % 16 * 4 + column] = (uint8_t)(column * 32 + row);
+    order[0] = _mm512_loadu_si512(index[0]);
+    order[1] = _mm512_loadu_si512(index[1]);
+}
+
+/* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep what
+   is around it in registers, and these sums in memory. */
+INLINE void group_tile(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, int group, int columns,
+                       const int count) {
+    const __m512i low = _mm512_set1_epi8(15);
+    __m512i sums[8][4], order[2];
+    order_fours(order);
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
+    for (int k = 0; k < group; k += 4, weight += 128) {
+        __m512i here = _mm512_loadu_si512(weight), there = _mm512_loadu_si512(weight + 64), w[4];
+        for (int j = 0; j < 2; j++) {
+            __m512i both = _mm512_permutex2var_epi8(here, order[j], there);
+            w[j] = _mm512_and_si512(both, low);
+            w[j + 2] = _mm512_and_si512(_mm512_srli_epi16(both, 4), low);
+        }
+        for (int m = 0; m < count; m++) {
+            int32_t four;
+            memcpy(&four, x + (int64_t)m * columns + k, 4);
+            for (int j = 0; j < 4; j++)
+                sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], w[j], _mm512_set1_epi32(four));
+        }
+    }
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) to[m][j] = sums[m][j];
+}
+
+#define GROUP_TILE(count)                                                                                             \
+    static __attribute__((noinline)) void group_tile_##count(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, \
+                                                             int group, int columns) {                               \
+        group_tile(to, weight, x, group, columns, count);                                                            \
+    }
+GROUP_TILE(2)
+GROUP_TILE(4)
+
+/* Scales and zeros of bfloat16, in turn. */
+INLINE void fours_tile(const product_t *p, int64_t block, int first, const int count) {
+    const linear_t *layer = p->layer;
+    const int columns = layer->columns, group = layer->group, groups = columns / group;
+    const uint8_t *weight = (const uint8_t *)layer->weight + block * (BLOCK / 2) * columns;
+    const int8_t *x = p->input->bytes + (int64_t)first * 2 * columns;
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512 totals[2][4];
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) totals[m][j] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; g++, weight += (BLOCK / 2) * group, x += group) {
+        __m512i sums[4][4];
+        (count == 1 ? group_tile_2 : group_tile_4)(sums, weight, x, group, columns);
+        const uint16_t *scales = (const uint16_t *)layer->scales + ((int64_t)g * layer->rows + block * BLOCK) * 2;
+        for (int j = 0; j < 4; j++) {
+            __m512i both = _mm512_loadu_si512(scales + 32 * j);
+            __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+            __m512 zero = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+            zero = _mm512_fnmadd_ps(scale, _mm512_set1_ps(8.0f), zero);
+            for (int m = 0; m < count; m++) {
+                __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(sums[2 * m][j], 8), sums[2 * m + 1][j]);
+                __m512 added = _mm512_set1_ps(p->input->group_sums[(int64_t)(first + m) * groups + g]);
+                totals[m][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, totals[m][j]);
+                totals[m][j] = _mm512_fmadd_ps(added, zero, totals[m][j]);
+            }
+        }
+    }
+    for (int m = 0; m < count; m++) {
+        __m512 unit = _mm512_set1_ps(p->input->units[first + m]);
+        for (int j = 0; j < 4; j++) put(p, first + m, block * BLOCK + 16 * j, _mm512_mul_ps(totals[m][j], unit));
+    }
+}
+
+#define PIECE_ROWS 132
+#define PIECE_COLUMNS 128 /* The next ones are asked for meanwhile: processors do not foresee them over so long a pause. */
+
+/* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
+   of a number are looked up by its absolute value. */
+static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
+    uint8_t lower[128], higher[128], index[2][64];
+    for (int at = 0; at < 128; at++) {
+        float value = (float)at;
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        lower[at] = (uint8_t)(bits >> 16);
+        higher[at] = (uint8_t)(bits >> 24);
+    }
+    for (int at = 0; at < 64; at++) { /* byte `at` of the result: of row at / 4, column at / 2 % 2 */
+        index[0][at] = (uint8_t)(at / 4 * 4 + at / 2 % 2 + at % 2 * 64);
+        index[1][at] = (uint8_t)(index[0][at] + 2);
+    }
+    const __m512i low[2] = {_mm512_loadu_si512(lower), _mm512_loadu_si512(lower + 64)};
+    const __m512i high[2] = {_mm512_loadu_si512(higher), _mm512_loadu_si512(higher + 64)};
+    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
+    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    for (int k = 0; k < pairs; k += 2, from += 4 * BLOCK, to += 4 * BLOCK)
+        for (int j = 0; j < 4; j++) {
+            _mm_prefetch((const char *)from + 2 * PIECE_COLUMNS * BLOCK / 2 + 64 * j, _MM_HINT_T0);
+            __m512i value = _mm512_loadu_si512(from + 64 * j), size = _mm512_abs_epi8(value);
+            __m512i lows = _mm512_permutex2var_epi8(low[0], size, low[1]);
+            __m512i highs = _mm512_permutex2var_epi8(high[0], size, high[1]);
+            highs = _mm512_or_si512(highs, _mm512_and_si512(value, sign));
+            _mm512_storeu_si512(to + 32 * j, _mm512_permutex2var_epi8(lows, order[0], highs));
+            _mm512_storeu_si512(to + 2 * BLOCK + 32 * j, _mm512_permutex2var_epi8(lows, order[1], highs));
+        }
+}
+
+static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs) {
+    uint16_t values[32];
+    uint8_t index[2][64];
+    for (int at = 0; at < 32; at++) {
+        float value = (float)(at % 16 - 8);
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        values[at] = (uint16_t)(bits >> 16);
+    }
+    for (int at = 0; at < 64; at++) { /* each byte twice: of a word only the low five bits are looked up */
+        index[0][at] = (uint8_t)(at / 4 + at / 2 % 2 * 32);
+        index[1][at] = (uint8_t)(index[0][at] + 16);
+    }
+    const __m512i table = _mm512_loadu_si512(values);
+    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
+    for (int k = 0; k < pairs; k++, from += BLOCK, to += 2 * BLOCK) {
+        _mm_prefetch((const char *)from + PIECE_COLUMNS * BLOCK / 2, _MM_HINT_T0);
+        __m512i columns = _mm512_loadu_si512(from);
+        for (int j = 0; j < 2; j++) {
+            __m512i words = _mm512_permutexvar_epi8(order[j], columns);
+            _mm512_storeu_si512(to + 32 * j, _mm512_permutexvar_epi16(words, table));
+            _mm512_storeu_si512(to + 32 * (j + 2), _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
+        }
+    }
+}
+
+/* Adds to `totals [rows, BLOCK]` what these columns give, scaled if there are scales. */
+INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
+                       const float *group_sums, int64_t groups, float *totals, const int count) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512 sums[6][4];
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
+    for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
+        __m512i w[4];
+        for (int j = 0; j < 4; j++) {
+            if (ahead) _mm_prefetch((const char *)(weight + ahead + 32 * j), _MM_HINT_T0);
+            w[j] = _mm512_loadu_si512(weight + 32 * j);
+        }
+        for (int m = 0; m < count; m++) {
+            uint32_t pair;
+            memcpy(&pair, x + m * stride + 2 * k, 4);
+            for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], _mm512_set1_epi32((int)pair));
+        }
+    }
+    for (int j = 0; j < 4; j++) {
+        __m512 scale = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+        if (scales) {
+            __m512i both = _mm512_loadu_si512(scales + 32 * j);
+            scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+            zero = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+        }
+        for (int m = 0; m < count; m++) {
+            float *to = totals + m * BLOCK + 16 * j;
+            __m512 total = _mm512_fmadd_ps(sums[m][j], scale, _mm512_loadu_ps(to));
+            if (scales) total = _mm512_fmadd_ps(zero, _mm512_set1_ps(group_sums[m * groups]), total);
+            _mm512_storeu_ps(to, total);
+        }
+    }
+}
+
+/* Rows of bfloat16, of which all are multiplied by a piece of the weight, made bfloat16 too, while it is in the cache. */
+static void pieces(const product_t *p, int64_t block, int first, int rows) {
+    const linear_t *layer = p->layer;
+    const int columns = layer->columns, fours = layer->form == INT4, wide = fours ? layer->group : PIECE_COLUMNS;
+    const int64_t groups = fours ? columns / layer->group : 1;
+    uint16_t unpacked[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
+    const uint16_t *weight = unpacked;
+    float totals[PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
+    memset(totals, 0, sizeof(float) * rows * BLOCK);
+    for (int start = 0; start < columns; start += wide) {
+        const int here = columns - start < wide ? columns - start : wide;
+        const int64_t at = (block * columns + start) * BLOCK;
+        const uint16_t *scales = NULL;
+        if (fours) {
+            unpack_fours((const uint8_t *)layer->weight + at / 2, unpacked, here / 2);
+            scales = (const uint16_t *)layer->scales + ((int64_t)(start / wide) * layer->rows + block * BLOCK) * 2;
+        } else if (layer->form == INT8) {
+            unpack_bytes((const uint8_t *)layer->weight + at, unpacked, here / 2);
+        } else {
+            weight = (const uint16_t *)layer->weight + at;
+        }
+        for (int m = 0, some; m < rows; m += some) {
+            some = next_tile(rows - m, 6);
+            const uint16_t *x = p->input->halves + (int64_t)(first + m) * columns + start;
+            const float *group_sums = p->input->group_sums + (first + m) * groups + start / wide;
+            const int64_t ahead = layer->form == PACKED && !m ? PIECE_COLUMNS * BLOCK : 0;
+            float *to = totals + m * BLOCK;
+            switch (some) {
+            case 1: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 1); break;
+            case 2: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 2); break;
+            case 3: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 3); break;
+            case 4: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 4); break;
+            case 5: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 5); break;
+            default: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 6);
+            }
+        }
+    }
+    for (int m = 0; m < rows; m++)
+        for (int j = 0; j < 4; j++) {
+            const int64_t row = block * BLOCK + 16 * j;
+            __m512 total = _mm512_loadu_ps(totals + m * BLOCK + 16 * j);
+            if (layer->form == INT8) total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
+            put(p, first + m, row, total);
+        }
+}
+
+/* Weights in rows: each result is a sum along one. */
+INLINE void rows_tile(const product_t *p, int64_t block, int first, const int count) {
+    const int columns = p->layer->columns;
+    int64_t stop = (block + 1) * 16 < p->layer->rows ? (block + 1) * 16 : p->layer->rows;
+    for (int64_t row = block * 16; row < stop; row++) {
+        __m512 sums[8];
+        for (int m = 0; m < count; m++) sums[m] = _mm512_setzero_ps();
+        for (int k = 0; k < columns; k += p->bf16 ? 32 : 16) {
+            for (int m = 0; m < count; m++) {
+                int64_t at = (int64_t)(first + m) * columns + k;
+                if (p->bf16) {
+                    __m512i w = _mm512_loadu_si512((const uint16_t *)p->layer->weight + row * columns + k);
+                    sums[m] = dot(sums[m], w, _mm512_loadu_si512(p->input->halves + at));
+                } else {
+                    __m512 w = _mm512_loadu_ps((const float *)p->layer->weight + row * columns + k);
+                    sums[m] = _mm512_fmadd_ps(w, _mm512_loadu_ps(p->input->floats + at), sums[m]);
+                }
+            }
+        }
+        for (int m = 0; m < count; m++) {
+            __m512 sum = rounded(_mm512_set1_ps(_mm512_reduce_add_ps(sums[m])), p->bf16);
+            if (p->layer->bias) {
+                const void *bias = p->layer->bias;
+                uint32_t bits = p->bf16 ? (uint32_t)((const uint16_t *)bias)[row] << 16 : ((const uint32_t *)bias)[row];
+                sum = rounded(_mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_set1_epi32((int)bits))), p->bf16);
+            }
+            p->out[(int64_t)(first + m) * p->layer->rows + row] = _mm512_cvtss_f32(sum);
+        }
+    }
+}
+
+INLINE void tile(const product_t *p, int64_t block, int first, const int count) {
+    switch (p->layer->form) {
+    case ROWS: rows_tile(p, block, first, count); break;
+    case PACKED:
+        if (p->bf16)
+            halves_tile(p, block, first, count);
+        else
+            floats_tile(p, block, first, count);
+        break;
+    case INT8:
+        if (count > 3) break; /* never: there would be too many sums for the registers */
+        if (p->bf16)
+            bytes_tile(p, block, first, count, 2);
+        else
+            bytes_tile(p, block, first, count, 3);
+        break;
+    case INT4:
+        if (count > 2) break;
+        fours_tile(p, block, first, count);
+    }
+}
+
+/* Whether the weight is read piece by piece: with many rows, or where products of floats take less time than products
+   of digits, of which there are two a float. */
+static int in_pieces(const input_t *input, const linear_t *layer, int bf16) {
+    if (!bf16 || layer->form == ROWS) return 0;
+    return input->rows > (layer->form == PACKED ? TILE_ROWS : DIGITS_ROWS);
+}
+
+static void blocks(void *context, int64_t from, int64_t to) {
+    const product_t *p = context;
+    const int rows = p->input->rows, form = p->layer->form;
+    if (in_pieces(p->input, p->layer, p->bf16)) {
+        for (int64_t block = from; block < to; block++)
+            for (int first = 0; first < rows; first += PIECE_ROWS)
+                pieces(p, block, first, rows - first < PIECE_ROWS ? rows - first : PIECE_ROWS);
+        return;
+    }
+    const int most = form == INT8 ? (p->bf16 ? 3 : 2) : form == INT4 ? 2 : 6;
+    for (int64_t block = from; block < to; block++) {
+        for (int first = 0, count; first < rows; first += count) {
+            count = next_tile(rows - first, most);
+            switch (count) {
+            case 1: tile(p, block, first, 1); break;
+            case 2: tile(p, block, first, 2); break;
+            case 3: tile(p, block, first, 3); break;
+            case 4: tile(p, block, first, 4); break;
+            case 5: tile(p, block, first, 5); break;
+            default: tile(p, block, first, 6);
+            }
+        }
+    }
+}
+
+void multiply(const linear_t *layer, const input_t *input, float *out, int bf16, int threads) {
+    product_t product = {layer, input, out, bf16};
+    shared_out(blocks, &product, layer->form == ROWS ? (layer->rows + 15) / 16 : layer->rows / BLOCK, threads);
+}
+
+static void make_digits(input_t *input, int bf16) {
+    const int columns = input->columns, digits = bf16 ? 2 : 3;
+    const float worth = bf16 ? 127.0f * 257.0f : 127.0f * 65793.0f;
+    input->digits = digits;
+    for (int m = 0; m < input->rows; m++) {
+        const float *x = input->floats + (int64_t)m * columns;
+        __m512 most = _mm512_setzero_ps();
+        for (int k = 0; k < columns; k += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + k)));
+        float largest = _mm512_reduce_max_ps(most);
+        float unit = largest > 0 ? largest / (worth - 4.0f) : 1e-30f;
+        __m512 divisor = _mm512_set1_ps(unit);
+        int8_t *to = input->bytes + (int64_t)m * digits * columns;
+        __m512i sums[3] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+        for (int k = 0; k < columns; k += 16) {
+            __m512i whole = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_loadu_ps(x + k), divisor));
+            for (int d = digits - 1; d >= 0; d--) { /* the least significant first, each from -128 to 127 */
+                __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(whole, 24), 24);
+                _mm_storeu_si128((void *)(to + (int64_t)d * columns + k), _mm512_cvtepi32_epi8(low));
+                sums[d] = _mm512_add_epi32(sums[d], low);
+                whole = _mm512_srai_epi32(_mm512_sub_epi32(whole, low), 8);
+            }
+        }
+        input->units[m] = unit;
+        for (int d = 0; d < digits; d++) input->sums[m * digits + d] = _mm512_reduce_add_epi32(sums[d]);
+    }
+}
+
+static void sum_groups_of_floats(input_t *input, int group) {
+    const int64_t groups = input->columns / group;
+    for (int64_t at = 0; at < input->rows * groups; at++) {
+        __m512 sum = _mm512_setzero_ps();
+        for (int k = 0; k < group; k += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(input->floats + at * group + k));
+        input->group_sums[at] = _mm512_reduce_add_ps(sum);
+    }
+}
+
+static void sum_groups(input_t *input, int group) {
+    const int columns = input->columns, groups = columns / group;
+    for (int m = 0; m < input->rows; m++)
+        for (int g = 0; g < groups; g++) {
+            const int8_t *high = input->bytes + (int64_t)m * 2 * columns + g * group, *low = high + columns;
+            int32_t sum = 0;
+            for (int k = 0; k < group; k++) sum += 256 * high[k] + low[k];
+            input->group_sums[m * groups + g] = (float)sum;
+        }
+}
+
+void prepare(input_t *input, const linear_t *layer, int bf16) {
+    const int integers = layer->form == INT8 || layer->form == INT4, whole = in_pieces(input, layer, bf16);
+    if (integers && !whole) {
+        make_digits(input, bf16);
+        if (layer->form == INT4) sum_groups(input, layer->group);
+    } else if (bf16) {
+        int64_t count = (int64_t)input->rows * input->columns;
+        for (int64_t at = 0; at < count; at += 16) store_halves(input->halves + at, _mm512_loadu_ps(input->floats + at));
+        if (layer->form == INT4) sum_groups_of_floats(input, layer->group);
+    }
+}
+
+/* Of which the last piece, returned, is for the result. */
+static float *cut_input(input_t *input, const linear_t *layer, int64_t rows, char *scratch) {
+    const int64_t wide = rows * layer->columns;
+    input->floats = (float *)scratch;
+    input->halves = (uint16_t *)(input->floats + wide);
+    input->bytes = (int8_t *)(input->halves + wide);
+    input->units = (float *)(input->bytes + 3 * wide + 64 - 3 * wide % 64);
+    input->sums = (int32_t *)(input->units + rows);
+    input->group_sums = (float *)(input->sums + 3 * rows);
+    return input->group_sums + rows * (layer->columns / 32 + 1);
+}
+
+/* The product of `from [rows, columns]` to `to [rows, layer rows]`, both in bfloat16 or float32. `scratch` has
+   `aegis_product_bytes`. */
+void aegis_product(const linear_t *layer, const void *from, void *to, int64_t rows, int bf16, void *scratch,
+                   int threads) {
+    input_t input = {.rows = (int32_t)rows, .columns = layer->columns};
+    float *out = cut_input(&input, layer, rows, scratch);
+    for (int64_t at = 0; at < rows * layer->columns; at += 16)
+        _mm512_storeu_ps(input.floats + at, loaded(from, at, bf16));
+    prepare(&input, layer, bf16);
+    multiply(layer, &input, bf16 ? out : to, bf16, threads);
+    for (int64_t at = 0; bf16 && at < rows * layer->rows; at += 16)
+        store_halves((uint16_t *)to + at, _mm512_loadu_ps(out + at));
+}
+
+int64_t aegis_product_bytes(const linear_t *layer, int64_t rows) {
+    input_t input;
+    return (char *)(cut_input(&input, layer, rows, NULL) + rows * layer->rows) - (char *)NULL;
+}

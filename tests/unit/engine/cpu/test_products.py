@@ -1,0 +1,61 @@
+"""Compiled products of quantised layers are those of the weights that the integers stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aegis.core.model import WeightsName
+from aegis.engine.cpu.library import library
+from aegis.engine.packed_linear import packed_at
+from aegis.engine.quantised.integers import dequantised, quantise
+from aegis.engine.quantised.layers import FORMS, QuantisedLinear, parts
+from aegis.engine.tensor_views import dtype_named
+
+pytestmark = pytest.mark.skipif(library() is None, reason="not compiled here, or not for this processor")
+
+ROWS, COLUMNS = 192, 320
+
+
+def _layer(weights: WeightsName, columns: int) -> tuple[QuantisedLinear, torch.Tensor]:
+    """With the weight that it stands for."""
+    draws = torch.Generator().manual_seed(3)
+    dense = torch.nn.Linear(columns, ROWS, dtype=torch.bfloat16)
+    dense.bias = torch.nn.Parameter(torch.randn(ROWS, generator=draws).bfloat16(), requires_grad=False)
+    integers = quantise(torch.randn(ROWS, columns, generator=draws).bfloat16(), weights)
+    assert integers is not None
+    stored = parts(integers, torch.bfloat16, packs=True)
+    layer = FORMS[stored[0].name](dense)
+    for part in stored:
+        if part.packing:
+            layer.register_buffer(f"{part.name}_bytes", part.content)
+            tensor = packed_at(part.content.data_ptr(), part.shape, part.dtype, part.packing)
+        else:
+            tensor = part.content.view(dtype_named(part.dtype)).view(part.shape)
+        setattr(layer, part.name, tensor)
+    return layer, dequantised(integers)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 13, 49, 200])
+@pytest.mark.parametrize(
+    ("weights", "columns"), [("int8", 320), ("int8", 128), ("int4", 384), ("int4-g64", 320), ("int4-g32", 320)]
+)
+@torch.inference_mode()
+def test_it_is_the_reference_s(weights: WeightsName, columns: int, rows: int) -> None:
+    layer, weight = _layer(weights, columns)
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    x[0, 0] = 40.0  # which coarsens the whole numbers of this row
+    exact = x.double() @ weight.double().t() + layer.bias.double()
+    got = layer(x)
+    assert layer._compiled is not None and layer._compiled[1] is not None
+    off = (got.double() - exact).abs().amax() / exact.abs().amax()
+    assert off < 2**-7
+
+
+@torch.inference_mode()
+def test_float32_keeps_its_own_way() -> None:
+    layer, weight = _layer("int8", COLUMNS)
+    layer.bias = None
+    x = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
+    assert (layer(x) - x @ weight.t()).abs().amax() < 1e-3
+    assert layer._compiled is not None and layer._compiled[1] is None
