@@ -180,7 +180,8 @@ class DecodeCore:
 
     def _ask(self, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
         """Puts the runs that begin, or are to end, behind everything else."""
-        if surplus := self._kv.surplus_slabs():
+        surplus = self._kv.surplus_slabs()
+        if surplus:
             self._effects.send(ReturnSlabs(surplus))
         self._effects.flush()
         if divide:
@@ -415,8 +416,6 @@ class DecodeCore:
         turn = self._work.turn
         if self._work.stepping and turn and not turn.pause:  # who comes meanwhile need not wait for the end of the run
             self._eviction.bring_in(turn.batch)
-        if self._work.stepping and self._work.outdated and not (self._work.beside or self._second.divided):
-            self._work.renew(now_ns, lambda batch: self._views.of(batch, now_ns))
         begun = not self._work.stepping and self._find_step(now_ns)
         divide, beside = self._second.fill(now_ns, begins=begun)
         if beside:

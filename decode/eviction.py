@@ -96,16 +96,13 @@ class Eviction:
         )
 
     def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave: as
-        many as lie idle in slabs, or a few, or one."""
+        """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave."""
         for sequence in sequences:
             ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
             if ahead > self._ledger.device.spare(sequence.shape):
                 ahead = sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held
-            if ahead > 0 and self._in_its_part(sequence, ahead) and not self._kv.grow(sequence, ahead):
-                one = sequence.blocks_ahead(1) - sequence.held
-                if one > 0:
-                    self._kv.grow(sequence, one)
+            if ahead > 0 and self._in_its_part(sequence, ahead):
+                self._kv.grow(sequence, ahead)
 
     def clear(self, turn: RunningTurn) -> Room:
         """Makes room when the turn cannot go on: moves KV of other batches out and, if there is none, that of its own

@@ -262,21 +262,6 @@ class WorkList:
             batch.decoded_ns = now_ns
         return self.turn
 
-    def renew(self, now_ns: int, view: Callable[[Batch], BatchView]) -> None:
-        """Makes a plan that is outdated anew while a run of the turn is under way. If the turn goes on by it, the run
-        need not end for that; if not, the plan remains outdated."""
-        turn = self.turn
-        assert turn is not None
-        if turn.pause or self._paused or turn.used_up(now_ns) or not _has_work(turn, turn.batch):
-            return
-        self._reordered()
-        planned, batch = self._planned(now_ns, view)
-        if planned.pause or batch is not turn.batch:
-            self._has_arrivals = True
-            return
-        turn.quota_ns, turn.free_until_ns = planned.quota_ns, planned.free_until_ns
-        turn.prefills, turn.decodes = planned.prefills, planned.decodes
-
     @property
     def holder(self) -> Batch | None:
         """The batch that has the turn, also while it is paused."""

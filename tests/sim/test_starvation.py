@@ -130,7 +130,7 @@ def test_the_bound_is_not_four_times_too_wide(monkeypatch: pytest.MonkeyPatch) -
     longest_ns = starvation.Wait.longest_ns
     monkeypatch.setattr(starvation.Wait, "longest_ns", lambda wait: longest_ns(wait) // 4)
     with pytest.raises(LawBroken, match="W4"):
-        for seed in (14, 20):
+        for seed in (5, 10, 12):  # the one that shows it first
             play(replace(FLOOD, requests=300, gap_ns=3 * NS_PER_MS, output_max=40), seed)
 
 

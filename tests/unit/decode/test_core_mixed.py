@@ -92,20 +92,6 @@ def test_a_turn_that_prefills_asks_for_what_its_prefill_lacks() -> None:
     assert prefilling(driven) == [2]
 
 
-def test_a_run_goes_on_where_a_new_plan_gives_its_batch_the_turn_again() -> None:
-    policy = Planned((1, True, True), (2, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL))
-    driven = decode(A, B, pages=TWO_MODELS_FIT, policy=policy)
-    take(driven, 1, A)
-    settle(driven)
-    plans = len(policy.seen)
-    take(driven, 2, B)
-    assert len(policy.seen) == plans + 1 and EndRun() not in driven.last
-    policy.turns = policy.turns[::-1]
-    take(driven, 3, B)
-    assert driven.last[-1] == EndRun()
-    assert step(driven) == [], "the turn is the other batch's"
-
-
 def test_policies_see_deadlines_of_the_model_shifted_by_priority() -> None:
     """Which count in deadlines of the model; whether a token can still be on time is another matter."""
     ttft_ns, tbt_ns = 2_000_000_000, 100_000_000

@@ -230,10 +230,10 @@ def test_what_cannot_be_had_in_time_is_refused_and_nothing_given() -> None:
 
 
 def test_what_was_retired_before_the_deadline_is_used_again_after_it() -> None:
-    driven = lent(WIDE, pages=6)
+    driven = lent(WIDE, pages=5)
     take(driven, 1, WIDE, prompt=15)
     settle(driven)
-    driven.on(TakeBack(1, 6, PATIENCE_NS))
+    driven.on(TakeBack(1, 5, PATIENCE_NS))
     assert driven.core.ledger.pool.free == 0
     driven.on(Tick(), after_ns=PATIENCE_NS)
     assert driven.said(GaveBack) == [GaveBack(1, (), refused=True, spare=1)]
@@ -309,14 +309,14 @@ def test_a_gentle_trim_of_a_busy_instance_disturbs_nobody() -> None:
 
 def test_a_trim_leaves_the_weights_of_the_step_under_way() -> None:
     """Its request was cancelled, and nobody else waits for the model."""
-    driven = lent(WIDE, pages=6)
+    driven = lent(WIDE, pages=5)
     take(driven, 1, WIDE)
     settle(driven)
     driven.on(Cancel(RequestId(1), 1))
-    driven.on(TakeBack(1, 6, PATIENCE_NS, gentle=True))
+    driven.on(TakeBack(1, 5, PATIENCE_NS, gentle=True))
     assert not driven.asked(UnmapWeights) and gave_back(driven) == [(1, 1, False)]
     driven.stepped(2)
-    driven.on(TakeBack(2, 6, PATIENCE_NS, gentle=True))
+    driven.on(TakeBack(2, 5, PATIENCE_NS, gentle=True))
     assert driven.asked(UnmapWeights) == [UnmapWeights(WIDE.model)]
 
 
