@@ -57,9 +57,9 @@ def bytes_loaded(server: Server) -> int:
     return server.metrics().total("instance_copied_bytes_total", kind="load")
 
 
-@pytest.mark.parametrize("pool", [("--mixed", "1"), SPLIT], ids=["mixed", "split"])
-def test_adapters_share_their_base(market: Market, tmp_path: Path, pool: tuple[str, ...]) -> None:
-    options = ("--models", str(market.directory), "--dtype", "float32", "--device-memory", "128MiB", *pool)
+@pytest.mark.parametrize("roles", [("--mixed", "1"), SPLIT], ids=["mixed", "split"])
+def test_adapters_share_their_base(market: Market, tmp_path: Path, roles: tuple[str, ...]) -> None:
+    options = ("--models", str(market.directory), "--dtype", "float32", "--device-memory", "128MiB", *roles)
     with launched(tmp_path / "server", tmp_path / "cache", *options) as server:
         server.wait_for_ready()
         cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}

@@ -23,6 +23,7 @@ PROMPT = [9, 8, 7, 6, 5]
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 MEMORY = ("--dtype", "float32", "--device-memory", "64MiB", "--debug-memory", "--mixed", "1", "--lanes", "off")
 SHARD = "model.safetensors"
+ROUNDS = 8
 
 
 @pytest.fixture
@@ -51,6 +52,10 @@ def expected(references: dict[str, Reference], model: str) -> list[int]:
 def states(server: Server) -> dict[str, str]:
     listed = server.get("/v1/models").json()
     return {card["id"]: card["state"] for card in listed["data"] + listed["coming"]}
+
+
+def times_fetched(web: CheckpointServer, model: str) -> int:
+    return len([asked for asked in web.asked_for(SHARD) if f"/{model}/" in asked.path])
 
 
 def write_config(file: Path, models: dict[str, dict[str, Any]]) -> str:
@@ -83,12 +88,14 @@ def test_lazy_models_come_with_their_first_request_and_leave_a_full_disk(
         assert any("is being registered: " in comment for comment in comments), comments
         assert complete(server, "llama") == expected(references, "llama")
         assert states(server) == {"llama": "ready", "qwen2": "lazy"}
-        for _ in range(2):  # one leaves the disk for the other
+        for _ in range(ROUNDS):  # one leaves the disk for the other, where a server does not hold it still
             for model in ("qwen2", "llama"):
                 server.post("/models/evict", {"model": model}) if states(server)[model] == "ready" else None
                 assert complete(server, model) == expected(references, model)
-        for model in ("llama", "qwen2"):
-            assert len([asked for asked in web.asked_for(SHARD) if f"/{model}/" in asked.path]) >= 2, "fetched again"
+            if all(times_fetched(web, model) > 1 for model in ("llama", "qwen2")):
+                break
+        else:
+            pytest.fail("fetched once only")
         images = [path for path in (cache / "images").iterdir() if not path.name.startswith(".")]
         assert sum(f.stat().st_size for path in images for f in path.iterdir()) <= 10 << 20
         server.wait_for_freed_memory()

@@ -53,13 +53,17 @@ def test_every_route_is_in_it_but_those_of_pages() -> None:
     assert routes == {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
 
 
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Commands, too, at the paths that vLLM gives them."""
+
+
 def test_every_command_is_authorised() -> None:
     """The guard passes on to these whoever asks."""
     for part in ROUTERS:
         for route in part.router.routes:
             assert isinstance(route, APIRoute)
             guarded = any(each.dependency is authorise for each in route.dependencies)
-            assert guarded == route.path.startswith(ADMIN), route.path
+            assert guarded == route.path.startswith((*ADMIN, *ADAPTERS)), route.path
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

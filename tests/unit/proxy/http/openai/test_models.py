@@ -47,6 +47,7 @@ def test_models_are_listed_with_root_state_and_length() -> None:
             "detail": None,
             "object": "model",
             "owned_by": "aegis",
+            "parent": None,
         },
         get(two(), "/v1/models/org/other").json(),
     ]
