@@ -72,7 +72,7 @@ def test_requests_per_minute_are_the_server_s_not_each_proxy_s(keyed: Server) ->
 
 
 def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(keyed: Server) -> None:
-    long = BODY | ENDLESS | {"model": "gemma2", "max_tokens": 3000, "stream": True}
+    long = BODY | ENDLESS | {"max_tokens": 3000, "stream": True}
 
     async def main() -> list[int]:
         seen: list[int] = []
