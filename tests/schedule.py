@@ -26,6 +26,7 @@ SHARING = {
     "pool": ("tests/faults",),
     "of_two": ("tests/attacks",),
     "server": (
+        "tests/live/api/test_agent_clients.py",
         "tests/live/api/test_anthropic_client.py",
         "tests/live/api/test_bad_input.py",
         "tests/live/api/test_clients.py",
@@ -39,7 +40,6 @@ SHARING = {
         "tests/live/tools/test_dashboard.py",
         "tests/live/tools/test_history.py",
         "tests/live/tools/test_top.py",
-        "tests/live/api/test_agent_clients.py",  # adds an embedder, for which another engine is initialised
     ),
     "roomy": (
         "tests/live/api/test_second_turns.py",

@@ -42,4 +42,5 @@ def test_64_streams_over_eight_models_are_what_transformers_generates(
     assert seen["model_switches_total"] >= SWITCHES_MIN
     assert seen["num_preemptions_total"] >= PREEMPTIONS_MIN
     for instance in after.instances():
-        assert after.total("engine_initialisations_total", instance=instance) == 1
+        initialised = [metrics.total("engine_initialisations_total", instance=instance) for metrics in (before, after)]
+        assert initialised[0] == initialised[1] >= 1
