@@ -31,8 +31,7 @@ def keyed(
     config.write_text(json.dumps({"models": models, "api_keys": api_keys, "server": {"shutdown_timeout_s": 60}}))
     options = ["--config", str(config), "--dtype", "float32", "--device-memory", "64MiB", "--proxies", "2"]
     options += ["--log-format", "json", "--cors-origin", "https://chat.example"]
-    # streams have to last while others are asked for
-    environment = {"AEGIS_ADMIN_KEY": ADMIN, "AEGIS_NO_COMPILED_STEPS": "1"}
+    environment = {"AEGIS_ADMIN_KEY": ADMIN}
     with shared("keyed", __file__) as stack:
         running = stack.enter_context(launched(directory / "server", cache, *options, environment=environment))
         running.wait_for_ready()
