@@ -40,6 +40,7 @@ class _Place:
     incarnation: int = 0
     host: InstanceHost | None = None
     process: Running | None = None
+    living: bool = False  # from the moment at which it is asked for; a process may be ready before that is answered
     ready: bool = False
     coming: bool = False  # it was asked for, and nothing depends on it yet
     joining: bool = False  # the same, and it has never served: not tried again
@@ -91,7 +92,7 @@ class InstanceSupervisor:
         """The instance whose living process this is; None for a lost one."""
         name, _, _ = identity.rpartition("/")
         place = self._places.get(InstanceId(name))
-        return place.instance if place and place.process and self.identity(place.instance) == identity else None
+        return place.instance if place and place.living and self.identity(place.instance) == identity else None
 
     def machine(self, instance: InstanceId) -> MachineId:
         """The machine of its living process."""
@@ -170,7 +171,7 @@ class InstanceSupervisor:
     def drained(self, instance: InstanceId) -> bool:
         """Whether it has no process any more, and will have none."""
         place = self._places[instance]
-        return place.drained and place.process is None
+        return place.drained and not place.living
 
     def resume(self, instance: InstanceId, role: Role) -> None:
         """Starts a drained instance again, as this."""
@@ -240,6 +241,9 @@ class InstanceSupervisor:
             except (OSError, UserError) as error:
                 why = str(error.strerror) if isinstance(error, OSError) else error.message
                 log.warning("%s cannot be started: %s", place.instance, why)
+                if place.ready:
+                    place.ready = False
+                    await self._on_lost(place.instance, place.incarnation)
                 place.restarts.failed()
             else:
                 why = await self._watch(place, process, host)
@@ -275,7 +279,7 @@ class InstanceSupervisor:
             process.kill()
         code = await process.wait()
         after_s = time.monotonic() - started_s
-        was_ready, place.ready, place.process = place.ready, False, None
+        was_ready, place.ready, place.living, place.process = place.ready, False, False, None
         if not self._closing:
             log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
             await self._on_lost(place.instance, place.incarnation)
@@ -288,8 +292,13 @@ class InstanceSupervisor:
         """Raises OSError."""
         place.incarnation += 1
         place.host = host
-        ranks = len(host.machine.memory)
-        place.process = await host.machine.start([self._settings(place, host, rank) for rank in range(ranks)])
+        place.living = True
+        ranks = range(len(host.machine.memory))
+        try:
+            place.process = await host.machine.start([self._settings(place, host, rank) for rank in ranks])
+        except OSError:
+            place.living = False
+            raise
         return place.process
 
     def _settings(self, place: _Place, host: InstanceHost, rank: int) -> InstanceSettings:

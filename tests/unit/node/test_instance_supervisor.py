@@ -1,0 +1,144 @@
+"""An instance counts from the moment at which it is asked for: it may be ready before its start is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+from aegis.control.settings import BusSettings
+from aegis.core.estimators import Hardware
+from aegis.core.ids import InstanceId, MachineId
+from aegis.core.role import Role
+from aegis.instance.settings import InstanceSettings
+from aegis.node.instance_supervisor import InstanceSupervisor
+from aegis.node.machine import InstanceHost, RankMemory
+
+MIXED = InstanceId("mixed-0")
+FIRST = "mixed-0/1"
+
+
+class Process:
+    """Runs until it is killed."""
+
+    pid = 7
+
+    def __init__(self) -> None:
+        self._ended = asyncio.Event()
+
+    def kill(self) -> None:
+        self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return -9
+
+
+class Machine:
+    """Answers a start when it is told to; it is its own place of every instance."""
+
+    id = MachineId("")
+    clock_ahead_ns = 0
+    rendezvous = ""
+    memory = (RankMemory("", "", ""),)
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.answer: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
+
+    def poison(self, words: Sequence[int]) -> None: ...
+
+    async def start(self, ranks: Sequence[InstanceSettings]) -> Process:
+        self.asked.set()
+        return await asyncio.shield(self.answer)
+
+    async def host(self, instance: InstanceId) -> InstanceHost:
+        return InstanceHost(cast(Any, self), ("",), (0,))
+
+
+class Link:
+    def send(self, identity: str, messages: Sequence[object]) -> None: ...
+
+
+TEMPLATE = InstanceSettings(
+    policy="least-slack",
+    memory_bytes=0,
+    max_group_size=8,
+    q_max_ns=0,
+    switching_share=0.0,
+    hardware=Hardware(),
+    instance=InstanceId(""),
+    incarnation=0,
+    role=Role.MIXED,
+    address="",
+    words_path="",
+    words=(),
+    host_kv_path="",
+    images_path="",
+    device="cpu",
+    device_address="",
+    slab_bytes=0,
+    host_slabs=0,
+    instances=1,
+    bus=BusSettings(address="", cluster="", prefix=""),
+)
+
+
+class Stand:
+    def __init__(self) -> None:
+        self.machine = Machine()
+        self.lost: list[tuple[InstanceId, int]] = []
+        roles, machines, link = {MIXED: Role.MIXED}, cast(Any, self.machine), cast(Any, Link())
+        self.pool = InstanceSupervisor(TEMPLATE, roles, machines, link, self._note_lost, lambda _: None)
+        self.pool.start()
+
+    async def _note_lost(self, instance: InstanceId, incarnation: int) -> None:
+        self.lost.append((instance, incarnation))
+
+
+def standing(work: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        stand = Stand()
+        await stand.machine.asked.wait()
+        await work(stand)
+        await stand.pool.close()
+
+    asyncio.run(main())
+
+
+def test_an_instance_that_is_ready_before_its_start_is_answered_serves() -> None:
+    async def work(stand: Stand) -> None:
+        assert stand.pool.sender(FIRST) == MIXED
+        stand.pool.became_ready(MIXED)
+        stand.machine.answer.set_result(Process())
+        await asyncio.sleep(0)
+        assert not stand.pool.missing()
+        assert not stand.lost
+
+    standing(work)
+
+
+def test_an_instance_that_was_ready_and_whose_start_fails_is_lost() -> None:
+    async def work(stand: Stand) -> None:
+        stand.pool.became_ready(MIXED)
+        stand.machine.answer.set_exception(ConnectionResetError(104, "reset"))
+        while not stand.lost:
+            await asyncio.sleep(0)
+        assert stand.lost == [(MIXED, 1)]
+        assert stand.pool.missing() == [MIXED]
+        assert stand.pool.sender(FIRST) is None
+
+    standing(work)
+
+
+def test_an_instance_that_is_drained_while_it_starts_has_a_process() -> None:
+    async def work(stand: Stand) -> None:
+        stand.pool.drain(MIXED)
+        assert not stand.pool.drained(MIXED)
+        process = Process()
+        process.kill()
+        stand.machine.answer.set_result(process)
+        while not stand.pool.drained(MIXED):
+            await asyncio.sleep(0)
+
+    standing(work)
