@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from transformers.pytorch_utils import Conv1D
@@ -19,12 +18,13 @@ from transformers.pytorch_utils import Conv1D
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.engine.cpu.low_rank import Changes, LowRank, OfRows, add_changes, takes
 from aegis.engine.protocol import StepRow
 from aegis.engine.quantised.layers import QuantisedLinear
 from aegis.engine.tensor_views import CPU, dtype_named, tensor_at
 
 DOWN, UP = "A", "B"
-_TOGETHER_MAX = 64  # tokens
+_FEW_TOKENS = 64
 
 Where = slice | torch.Tensor
 """Tokens of a step, in the order in which layers see them."""
@@ -32,31 +32,15 @@ Where = slice | torch.Tensor
 Segments = Sequence[tuple[ModelId, Where]]
 
 
-class LowRank(NamedTuple):
-    """What an adapter adds to a layer: `scale * up (down x)`."""
-
-    down: torch.Tensor  # [rank, in]
-    up: torch.Tensor  # [out, rank]
-    scale: float
-
-
 class _Adapting(threading.local):
     segments: Segments = ()
+    of_rows: OfRows | None = None
+    """The same for each token, if there are few."""
     shares: dict[tuple[ModelId, ...], torch.Tensor]
     """By the adapters of a layer: `[tokens, sum of ranks]`, the scale of an adapter where a token is its own."""
 
 
 _adapting = _Adapting()
-
-
-@contextmanager
-def adapting(segments: Segments) -> Iterator[None]:
-    """Forward passes of this thread inside add what these adapters do to these tokens."""
-    _adapting.segments, _adapting.shares = segments, {}
-    try:
-        yield
-    finally:
-        _adapting.segments = ()
 
 
 def segments_of(rows: Iterable[StepRow], device: torch.device = CPU) -> Segments:
@@ -97,17 +81,37 @@ class Adapters:
         self._module = module
         self._device = device
         self._changes: dict[str, dict[ModelId, LowRank]] = {}  # by the path of the layer
+        paths = [path for path, layer in module.named_modules() if layer_shape(layer) is not None]
+        self._numbers = {path: number for number, path in enumerate(paths)}
+        self._compiled = Changes(paths)
 
-    def add(self, spec: ModelSpec, weights_base: int) -> None:
-        """Raises ModelRefused if the model has no such layers."""
-        for path, change in _bound(spec, weights_base, self._device).items():
+    @contextmanager
+    def adapting(self, rows: Sequence[StepRow]) -> Iterator[None]:
+        """Forward passes of this thread inside are of the tokens of these rows, in this order, and add what the rows'
+        adapters do to them."""
+        few = sum(len(row.tokens) for row in rows) <= _FEW_TOKENS
+        tokens = [row.adapter for row in rows for _ in row.tokens] if few else ()
+        _adapting.of_rows = self._compiled.of_rows(tokens)
+        _adapting.segments, _adapting.shares = segments_of(rows, self._device), {}
+        try:
+            yield
+        finally:
+            _adapting.segments, _adapting.of_rows = (), None
+
+    def add(self, spec: ModelSpec, weights_base: int) -> Mapping[str, LowRank]:
+        """What it adds, by the path of the layer. Raises ModelRefused if the model has no such layers."""
+        bound = _bound(spec, weights_base, self._device)
+        for path, change in bound.items():
             if path not in self._changes:
                 self._changes[path] = self._wrapped(path)
             self._changes[path][spec.model] = change
+        self._compiled.add(spec.model, bound)
+        return bound
 
     def remove(self, adapter: ModelId) -> None:
         for changes in self._changes.values():
             changes.pop(adapter, None)
+        self._compiled.remove(adapter)
 
     def _wrapped(self, path: str) -> dict[ModelId, LowRank]:
         """What adapters add to the layer from now on."""
@@ -116,7 +120,7 @@ class Adapters:
         except AttributeError:
             raise ModelRefused(f"its base has no layer {path}") from None
         changes: dict[ModelId, LowRank] = {}
-        layer.forward = partial(_forward, layer.forward, changes)
+        layer.forward = partial(_forward, layer.forward, changes, self._numbers[path])
         return changes
 
 
@@ -133,23 +137,26 @@ def _bound(spec: ModelSpec, weights_base: int, device: torch.device) -> dict[str
 
 
 def _forward(
-    base: Callable[[torch.Tensor], torch.Tensor], changes: Mapping[ModelId, LowRank], x: torch.Tensor
+    base: Callable[[torch.Tensor], torch.Tensor], changes: Mapping[ModelId, LowRank], number: int, x: torch.Tensor
 ) -> torch.Tensor:
     y = base(x)
-    segments = _adapting.segments
+    segments, rows = _adapting.segments, _adapting.of_rows
     if not segments:
         return y
     tokens, made = x.reshape(-1, x.shape[-1]), y.view(-1, y.shape[-1])
+    if rows is not None and takes(tokens, made):
+        add_changes(rows, number, tokens, made)
+        return y
     found = [(adapter, where, changes[adapter]) for adapter, where in segments if adapter in changes]
-    if len(found) > 1 and len(tokens) <= _TOGETHER_MAX:
+    if len(found) > 1 and len(tokens) <= _FEW_TOKENS:
         _add_together(found, tokens, made)
         return y
     for _, where, change in found:
         inner = torch.mm(tokens[where], change.down.t())
         if isinstance(where, slice):
-            made[where].addmm_(inner, change.up.t(), alpha=change.scale)
+            made[where].addmm_(inner, change.up, alpha=change.scale)
         else:
-            made.index_add_(0, where, torch.mm(inner, change.up.t()), alpha=change.scale)
+            made.index_add_(0, where, torch.mm(inner, change.up), alpha=change.scale)
     return y
 
 
@@ -166,4 +173,4 @@ def _add_together(found: Sequence[tuple[ModelId, Where, LowRank]], tokens: torch
             stop = start + len(change.down)
             share[where, start:stop] = change.scale
             start = stop
-    made.addmm_(inner.mul_(share), torch.cat([change.up.t() for _, _, change in found]))
+    made.addmm_(inner.mul_(share), torch.cat([change.up for _, _, change in found]))

@@ -30,7 +30,7 @@ from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.cpu.llama_steps import LlamaSteps, llama_steps
 from aegis.engine.lane_threads import Computing, Decoders
-from aegis.engine.lora import Adapters, adapting, segments_of
+from aegis.engine.lora import Adapters
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
@@ -155,14 +155,19 @@ class TransformersEngine(SamplingEngine):
     def _attach_adapter(self, spec: ModelSpec, base: ModelId, weights_base: int) -> None:
         if base not in self._models:
             raise ModelRefused(f"{spec.root}: its base {base!r} cannot be run here")
-        self._models[base].adapters.add(spec, weights_base)
+        attached = self._models[base]
+        changes = attached.adapters.add(spec, weights_base)
+        if attached.compiled is not None:
+            attached.compiled.adapters.add(spec.model, changes)
         self._base_of[spec.model] = base
 
     def detach(self, model: ModelId) -> None:
         base = self._base_of.pop(model, None)
         if base is not None:
-            if base in self._models:
-                self._models[base].adapters.remove(model)
+            if attached := self._models.get(base):
+                attached.adapters.remove(model)
+                if attached.compiled is not None:
+                    attached.compiled.adapters.remove(model)
             return
         self._models.pop(model, None)
         self._sampler.grammars.remove(model)
@@ -188,7 +193,7 @@ class TransformersEngine(SamplingEngine):
             elif (decoder := self.decoder) is not None and not any(row.adapter for row in rows):
                 run = partial(_forward, attached, keep=1)
                 asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
-            elif attached.compiled is not None and not any(row.adapter for row in rows):
+            elif attached.compiled is not None:
                 logits = attached.compiled.decode(rows, self._computing.scratch)
                 asked, logits = _asked(rows, range(len(rows)), logits)
             else:
@@ -281,8 +286,7 @@ def _forward(
     """Logits `[batch, kept, vocab]`: of the last `keep` tokens, or of all if it is 0, or of these, which may be none.
     Adapters are those of the `rows`, which are in the order of the tokens. `between` is called once in each layer."""
     kept = {"logits_to_keep": keep} if attached.keeps_logits else {}
-    segments = segments_of(rows, ids.device)
-    with running(step, between), adapting(segments):
+    with running(step, between), attached.adapters.adapting(rows):
         result = attached.module(input_ids=ids, position_ids=positions, use_cache=False, **kept)
     if step.attended != len(attached.views.layers):
         raise ModelRefused(f"{type(attached.module).__name__} has layers that attend by other means than paged KV")

@@ -14,7 +14,9 @@ from aegis.engine.quantised.blocks import bytes_are_known, halves_are_known
 from aegis.engine.quantised.digits import supported as has_byte_products
 
 ROWS, PACKED, INT8, INT4 = range(4)
+FLOATS, _, HALVES = range(3)
 BLOCK = 64
+RANK_MAX = 512
 COLUMNS_MAX = 1 << 15
 
 _TURN_OFF = "AEGIS_NO_COMPILED_STEPS"
@@ -63,11 +65,23 @@ class Model(ctypes.Structure):
     )
 
 
+class Change(ctypes.Structure):
+    """What an adapter adds to a layer. Of rank 0: nothing."""
+
+    _fields_ = (
+        ("down", ctypes.c_void_p),
+        ("up", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 class Step(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_int32),
         ("threads", ctypes.c_int32),
         *((name, ctypes.c_void_p) for name in ("tokens", "positions", "first_unit", "units", "logits", "scratch")),
+        ("changes", ctypes.c_void_p),
     )
 
 
@@ -99,6 +113,15 @@ def library() -> ctypes.CDLL | None:
     )
     found.aegis_decode.restype = None
     found.aegis_decode.argtypes = (ctypes.POINTER(Model), ctypes.POINTER(Step))
+    found.aegis_add_changes.restype = None
+    found.aegis_add_changes.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        *(ctypes.c_int for _ in ("columns", "results", "numbers", "threads")),
+    )
     _lend_threads(found)
     return found
 

@@ -26,6 +26,7 @@ from aegis.engine.cpu.library import (
     knows,
     library,
 )
+from aegis.engine.cpu.low_rank import Changes
 from aegis.engine.protocol import StepRow
 from aegis.engine.quantised.layers import Int4Blocks, Int8Digits
 from aegis.engine.scratch import Scratch
@@ -55,11 +56,12 @@ class _Unsupported(Exception):
 class LlamaSteps:
     """The decode steps of one model. Its weights and KV stay where they are for life."""
 
-    __slots__ = ("_dtype", "_held", "_library", "_model", "_views", "_vocabulary")
+    __slots__ = ("_dtype", "_held", "_library", "_model", "_views", "_vocabulary", "adapters")
 
     def __init__(self, model: Model, held: Any, found: ctypes.CDLL, views: KvViews) -> None:
         self._model, self._held, self._library, self._views = model, held, found, views
         self._dtype, self._vocabulary = views.dtype, model.vocabulary
+        self.adapters = Changes([_path(layer, place) for layer in range(model.layers) for place in _PLACES.values()])
 
     def decode(self, rows: Sequence[StepRow], scratch: Scratch) -> torch.Tensor:
         """Logits `[rows, vocabulary]` of rows of one token each."""
@@ -73,9 +75,15 @@ class LlamaSteps:
         nbytes = self._library.aegis_scratch_bytes(self._model, len(rows), int(positions.max()) + 1)
         memory = scratch.take("step", (nbytes,), torch.uint8, CPU)
         addresses = [array.ctypes.data for array in (tokens, positions, first, together)]
-        step = Step(len(rows), torch.get_num_threads(), *addresses, logits.data_ptr(), memory.data_ptr())
+        adapters = self.adapters.of_rows([row.adapter for row in rows])
+        changes = adapters.pointer if adapters else None
+        step = Step(len(rows), torch.get_num_threads(), *addresses, logits.data_ptr(), memory.data_ptr(), changes)
         self._library.aegis_decode(self._model, step)
         return logits
+
+
+def _path(layer: int, place: str) -> str:
+    return f"model.layers.{layer}.{place}"
 
 
 def llama_steps(module: PreTrainedModel, spec: ModelSpec, base: int, views: KvViews) -> LlamaSteps | None:
@@ -128,7 +136,7 @@ class _Plan:
 
     def layer(self, at: int) -> Layer:
         prefix, cache = f"model.layers.{at}.", self._views.layers[at]
-        linears = {name: self._linear(prefix + place) for name, place in _PLACES.items()}
+        linears = {name: self._linear(_path(at, place)) for name, place in _PLACES.items()}
         for alike in _OF_ONE_INPUT:
             _demand(len({_read(linears[name]) for name in alike}) == 1)
         attention = self._body.layers[at].self_attn

@@ -6,10 +6,13 @@
 #include <math.h>
 
 #include "linear.h"
+#include "low_rank.h"
 #include "vectors.h"
 
+enum place { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, PLACES };
+
 typedef struct {
-    linear_t query, key, value, output, gate, up, down;
+    linear_t linear[PLACES];
     const void *before_attention, *before_mlp, *of_query, *of_key; /* weights of norms; NULL: none */
     int64_t keys, values;                                         /* where they begin in a block, in elements */
 } layer_t;
@@ -33,6 +36,7 @@ typedef struct {
     const int64_t *tokens, *positions, *first_unit, *units;
     void *logits; /* [rows, vocabulary], in the model's type */
     void *scratch;
+    const change_t *const *changes; /* [rows] of [layers, PLACES]; NULL: no row has an adapter */
 } step_t;
 
 typedef void (*gomp_parallel_t)(void (*)(void *), void *, unsigned, unsigned);
@@ -145,8 +149,19 @@ static void feed(run_t *run, const float *floats, int columns, const linear_t *f
     prepare(&run->input, first, run->model->bf16);
 }
 
-static void product(run_t *run, const linear_t *layer, float *out) {
-    multiply(layer, &run->input, out, run->model->bf16, run->step->threads);
+static void product(run_t *run, const linear_t *linear, float *out) {
+    multiply(linear, &run->input, out, run->model->bf16, run->step->threads);
+}
+
+/* Of a layer, with what adapters add. */
+static void changed_product(run_t *run, const layer_t *layer, enum place place, float *out) {
+    const model_t *m = run->model;
+    const step_t *step = run->step;
+    const linear_t *linear = &layer->linear[place];
+    product(run, linear, out);
+    if (step->changes)
+        aegis_add_changes(step->changes, (layer - m->layer) * PLACES + place, run->input.floats, out, step->rows,
+                          linear->columns, linear->rows, m->bf16 ? ROUNDED : FLOATS, step->threads);
 }
 
 static void add(float *to, const float *from, int64_t count, int bf16) {
@@ -325,10 +340,10 @@ static void run_layer(run_t *run, const layer_t *layer, int clears) {
     const model_t *m = run->model;
     const int64_t rows = run->step->rows;
     normalise(run->hidden, run->normed, layer->before_attention, rows, m->hidden, m);
-    feed(run, run->normed, m->hidden, &layer->query);
-    product(run, &layer->query, run->query);
-    product(run, &layer->key, run->key);
-    product(run, &layer->value, run->value);
+    feed(run, run->normed, m->hidden, &layer->linear[QUERY]);
+    changed_product(run, layer, QUERY, run->query);
+    changed_product(run, layer, KEY, run->key);
+    changed_product(run, layer, VALUE, run->value);
     if (layer->of_query) normalise(run->query, run->query, layer->of_query, rows * m->heads, m->head, m);
     if (layer->of_key) normalise(run->key, run->key, layer->of_key, rows * m->kv_heads, m->head, m);
     rotate(run, run->query, m->heads);
@@ -336,16 +351,16 @@ static void run_layer(run_t *run, const layer_t *layer, int clears) {
     cache(run, layer, clears);
     attention_t attention = {run, layer};
     shared_out(attend, &attention, rows * m->kv_heads, run->step->threads);
-    feed(run, run->normed, m->heads * m->head, &layer->output);
-    product(run, &layer->output, run->mixed);
+    feed(run, run->normed, m->heads * m->head, &layer->linear[OUTPUT]);
+    changed_product(run, layer, OUTPUT, run->mixed);
     add(run->hidden, run->mixed, rows * m->hidden, m->bf16);
     normalise(run->hidden, run->normed, layer->before_mlp, rows, m->hidden, m);
-    feed(run, run->normed, m->hidden, &layer->gate);
-    product(run, &layer->gate, run->gate);
-    product(run, &layer->up, run->up);
+    feed(run, run->normed, m->hidden, &layer->linear[GATE]);
+    changed_product(run, layer, GATE, run->gate);
+    changed_product(run, layer, UP, run->up);
     gate_up(run->gate, run->up, rows * m->inner, m->bf16);
-    feed(run, run->gate, m->inner, &layer->down);
-    product(run, &layer->down, run->mixed);
+    feed(run, run->gate, m->inner, &layer->linear[DOWN]);
+    changed_product(run, layer, DOWN, run->mixed);
     add(run->hidden, run->mixed, rows * m->hidden, m->bf16);
 }
 

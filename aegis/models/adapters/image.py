@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 WEIGHTS = "adapter_model.safetensors"
-IMAGE_FORMAT = 1
+IMAGE_FORMAT = 2
 _PICKLED = "adapter_model.bin"
 _STAGE_S = 120.0
 _PREFIX = "base_model.model."
@@ -178,14 +178,15 @@ def _paired(tensors: Mapping[str, torch.Tensor], dtype: str) -> Pairs:
 def write_pairs(
     pairs: Pairs, configuration: AdapterConfiguration, base: Manifest, fingerprint: str, draft: Path
 ) -> Manifest:
-    """Writes image and manifest of an adapter of this base into the directory."""
+    """Writes image and manifest of an adapter of this base into the directory. Each B lies transposed, as engines
+    read it."""
     from aegis.engine.stored_tensor import Stored
     from aegis.models.weight_image import write_tensors
 
     stored = [
-        Stored.in_rows((f"{path}.{part}",), pair[part], buffer=True)
+        Stored.in_rows((f"{path}.{part}",), tensor, buffer=True)
         for path, pair in sorted(pairs.items())
-        for part in ("A", "B")
+        for part, tensor in (("A", pair["A"]), ("B", pair["B"].t()))
     ]
     image = draft / image_name()
     entries, nbytes = write_tensors(image, stored)
