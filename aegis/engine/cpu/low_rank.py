@@ -39,7 +39,7 @@ class OfRows(NamedTuple):
 
 
 class Changes:
-    """The adapters of a model, whose layers are numbered as their `paths`. Matrices are read where they lie, and must stay
+    """The adapters of a model, whose layers are numbered as their `paths`. Matrices are read where they lie, and stay
     there until the adapter is removed."""
 
     __slots__ = ("_adapters", "_paths")
