@@ -64,9 +64,9 @@ class AdminClient:
     ) -> dict[str, Any]:
         """Registers a checkpoint directory, a GGUF file, a hub id or an address, or an adapter of the model `base`.
         Returns when it is served, or, if it is `lazy`, was looked at."""
-        more = {key: value for key, value in (("name", name), ("base", base)) if value}
-        more |= {"lazy": True} if lazy else {}
-        return self._call("POST", "/models/load", {"source": source} | more)
+        given = {"name": name, "base": base, "lazy": lazy}
+        more = {key: value for key, value in given.items() if value}
+        return self._call("POST", "/models/load", {"source": source, **more})
 
     def update(self, model: str, **changes: Any) -> dict[str, Any]:
         """Changes deadlines, priority, limits, the pace or the pin of a model; what is None stays."""
