@@ -234,7 +234,7 @@ test-exactness: $(TOOLS)
 	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n $(EXACTNESS) tests/live/models/test_architectures.py || exit 1; done
 	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n AEGIS_TEST_LANES=muxwise $(EXACTNESS) || exit 1; done
 	AEGIS_TEST_PIECES=7 AEGIS_TEST_LANES=least-slack $(EXACTNESS)
-	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/models/test_policies.py
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/models/test_policies.py tests/live/models/test_all_kinds.py
 	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
 # make test has a server on two nodes, one of whose instances dies; this all there is.

@@ -59,11 +59,14 @@ class AdminClient:
             raise UserError(f"{self._url} answers, but is no aegis server")
         return [*listed, *others] if coming else listed
 
-    def add(self, source: str, name: str | None = None, *, lazy: bool = False) -> dict[str, Any]:
-        """Registers a checkpoint directory, a GGUF file, a hub id or an address. Returns when it is served, or, if it
-        is `lazy`, was looked at."""
-        more = ({"name": name} if name else {}) | ({"lazy": True} if lazy else {})
-        return self._call("POST", "/models/load", {"source": source} | more)
+    def add(
+        self, source: str, name: str | None = None, *, base: str | None = None, lazy: bool = False
+    ) -> dict[str, Any]:
+        """Registers a checkpoint directory, a GGUF file, a hub id or an address, or an adapter of the model `base`.
+        Returns when it is served, or, if it is `lazy`, was looked at."""
+        given = {"name": name, "base": base, "lazy": lazy}
+        more = {key: value for key, value in given.items() if value}
+        return self._call("POST", "/models/load", {"source": source, **more})
 
     def update(self, model: str, **changes: Any) -> dict[str, Any]:
         """Changes deadlines, priority, limits, the pace or the pin of a model; what is None stays."""

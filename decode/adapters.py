@@ -47,10 +47,17 @@ class Adapters:
             return 0
         return self._ledger.budget.weight_pages(self._ledger.specs[adapter].manifest.image_bytes)
 
-    def bring_in(self, batch: Batch, load: Callable[[ModelId], bool]) -> None:
-        """Those that its sequences lack; a sequence for whose adapter there is no room was refused."""
-        weights = self._ledger.weights
-        for sequence in batch.sequences if self._ledger.adapters else ():
+    def kv_pages(self, sequence: Sequence) -> int:
+        """Free pages that its KV takes before its next step."""
+        return self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
+
+    def bring_in(self, batch: Batch, due: list[Sequence], load: Callable[[ModelId, int], bool]) -> None:
+        """Those that its sequences lack, of sequences that are `due` before others; a sequence for whose adapter there
+        is no room was refused. Pages are spared for the KV of its sequence and of the first one: adapters that filled
+        the device would let no sequence go on."""
+        lacking = [s for s in batch.sequences if self.pages(s)] if self._ledger.adapters else []
+        for sequence in sorted(lacking, key=lambda s: s not in due):
             adapter = sequence.job.adapter
-            if adapter is not None and not weights.is_resident(adapter) and not weights.is_loading(adapter):
-                sequence.refused = not load(adapter)
+            if adapter is not None and self.pages(sequence):  # or one before has the same
+                spare = max([self.kv_pages(each) for each in (sequence, *due[:1])])
+                sequence.refused = not load(adapter, spare)

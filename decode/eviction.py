@@ -62,10 +62,11 @@ class Eviction:
     def bring_in(self, batch: Batch, *, decodes: bool = True) -> None:
         """Loads missing adapters. Starts the swap-in of missing KV, if the batch `decodes`, and of the KV that the next
         prefill has. Sequences whose KV is there come first: no KV is brought in that has to leave again as soon as they
-        grow."""
-        self.adapters.bring_in(batch, lambda adapter: self.load(adapter, base=batch.model))
+        grow. Nor is that of a sequence for whose adapter there is no room: it is what leaves to make this room."""
         following = batch.next_waiting() if batch.waiting else None
-        away = [s for s in batch.sequences if s.where is HOST and (s is following if s.lacks else decodes)]
+        due = [s for s in batch.sequences if (s is following if s.lacks else decodes)]
+        self.adapters.bring_in(batch, due, lambda adapter, kv: self.load(adapter, spare=kv, base=batch.model))
+        away = [s for s in due if s.where is HOST and not self.adapters.pages(s)]
         if not away:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
@@ -125,7 +126,7 @@ class Eviction:
                 self._ledger.effects.append(self._reasons.youngest(own[-1]))
         if room is Room.NONE and self._ledger.transfers.in_flight:
             return Room.LATER  # KV that arrives can leave again then
-        if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(but=batch.model):
+        if room is Room.NONE and self._ledger.balloon.stands_still and self._evict_all(turn.first):
             return Room.NOW  # whatever the rules say, because no instance will give more
         if room is Room.NONE:
             self._weights.evict_all(self._victims(batch.model), batch.model)
@@ -265,7 +266,7 @@ class Eviction:
         """The free pages without which the sequence cannot make a step: all at once, because an instance that held a
         part and waited for the rest would have it taken, again and again."""
         weights, model = self._ledger.weights, sequence.job.model
-        pages = self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
+        pages = self.adapters.kv_pages(sequence)
         if not weights.is_resident(model) and not weights.is_loading(model):
             pages += self._ledger.budget.weight_pages(self._ledger.specs[model].manifest.image_bytes)
         return pages + self.adapters.pages(sequence)
@@ -338,10 +339,12 @@ class Eviction:
         idle = [m for m in resident if m not in stay and places.get(m, never) >= sooner]
         return sorted(idle, key=lambda model: -places.get(model, never))  # the order of use remains
 
-    def _evict_all(self, *, but: ModelId) -> bool:
-        """Whether there was anything to evict."""
-        victims = self._expendable(but)
-        self._weights.evict_all(victims, but)
+    def _evict_all(self, but: Sequence) -> bool:
+        """Whether there was anything to evict: all that this sequence does not need, adapters of its batch, too."""
+        model = but.job.model
+        adapters = self.adapters.wanted({model}) - {s.job.adapter for s in (but, *self._work.busy)}
+        victims = self._expendable(model) + [adapter for adapter in sorted(adapters) if self._is_there(adapter)]
+        self._weights.evict_all(victims, model)
         return bool(victims)
 
     def _abandon_prefetch(self, needed: ModelId) -> bool:

@@ -38,9 +38,13 @@ def list_models(url: _Url = DEFAULT_URL) -> int:
 
 def add_model(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="Checkpoint directory, GGUF file, hub id or address.")
+        str, typer.Argument(metavar="SOURCE", help="Checkpoint or adapter directory, GGUF file, hub id or address.")
     ],
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name for clients. [default: the source's]")] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Of a LoRA adapter: the model that it is run with. [default: as it says]"),
+    ] = None,
     lazy: Annotated[bool, typer.Option("--lazy", help="Fetch its weights at its first request.")] = False,
     url: _Url = DEFAULT_URL,
 ) -> int:
@@ -51,10 +55,11 @@ def add_model(
       aegis models add ~/checkpoints/llama
       aegis models add Qwen/Qwen3-0.6B --name qwen
       aegis models add hf://Qwen/Qwen3-0.6B@main --lazy
+      aegis models add ~/adapters/sql --name sql --base llama
     """
     local = Path(source).expanduser()
     here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
-    answer = AdminClient(url).add(str(here) if local.exists() else source, name, lazy=lazy)
+    answer = AdminClient(url).add(str(here) if local.exists() else source, name, base=base, lazy=lazy)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

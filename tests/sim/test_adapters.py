@@ -72,3 +72,12 @@ def test_rows_of_adapters_are_one_batch() -> None:
     world = play(mixed(POLICIES["aegaeon"], specs=specs, pages=64, mixed=1), 1)
     (counters,) = world.decode_counters()
     assert counters.switches == 1
+
+
+@each_policy
+@pytest.mark.parametrize(("pages", "instances"), [(6, 1), (8, 2)])
+@pytest.mark.parametrize("seed", first_of(1, range(6)))
+def test_adapters_that_do_not_fit_at_once(policy: Policy, pages: int, instances: int, seed: int) -> None:
+    """In memory for their base, one or two of them, and KV of a few sequences: all of them would leave none for KV."""
+    specs = (BASES[0], *[make_adapter(i, BASES[0]) for i in range(3)], BASES[1])
+    play(mixed(policy, specs=specs, pages=pages, mixed=instances, requests=40, prompt_max=40, output_max=30), seed)

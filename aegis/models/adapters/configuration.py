@@ -88,7 +88,9 @@ def base_of(named: str | None, said: str, models: Mapping[ModelId, ModelSpec]) -
     of_source = [spec for spec in models.values() if said and _is(spec, said) and spec.base is None]
     if named is None and not of_source:
         where = f"its base is {said!r}" if said else f"{CONFIGURATION} names no base"
-        raise ModelRefused(f"{where}, and no model here has that name or source: name it with 'base:' in its entry")
+        raise ModelRefused(
+            f"{where}, and no model here has that name or source: name its base, by --base or in its entry"
+        )
     if named is None:
         return min(of_source, key=lambda spec: (spec.model != said, spec.model))
     spec = models.get(ModelId(named))

@@ -19,10 +19,12 @@ Method = Literal["awq", "bitsandbytes", "compressed-tensors", "fp8", "gptq"]
 _KEYS = ("quantization_config", "compression_config")
 _SHOWN = 60
 _GROUP_MAX = 1 << 20
+_FLOATS_OF_4_BITS = {"mxfp4-pack-quantized": ("MXFP4", 32), "nvfp4-pack-quantized": ("NVFP4", 16)}
+"""Of compressed-tensors: what they are called, and for how many neighbours each of their scales holds."""
 
 
 class Scheme(Struct, frozen=True):
-    """`told` is the format, for people. Integers have one of these `bits`, none are floats. A scale holds for a `group`
+    """`told` is the format, for people. Integers have one of these `bits`, floats so many. A scale holds for a `group`
     of neighbours, or for a row; None if it is seen from the tensors alone. Stored zero points are less by
     `zeros_less`. `block` is what shares a scale in both directions."""
 
@@ -32,11 +34,12 @@ class Scheme(Struct, frozen=True):
     group: int | None = None
     zeros_less: int = 0
     block: tuple[int, int] | None = None
+    float_bits: int = 8
 
     @property
     def growth(self) -> int:
         """How many times as many bytes its weights may be in numbers of 16 bits."""
-        least = min(self.bits, default=4 if self.method == "bitsandbytes" else 8)
+        least = min((*self.bits, self.float_bits))
         return 16 // least + 16 % least
 
 
@@ -98,14 +101,21 @@ def _compressed(settings: dict[str, Any]) -> Scheme:
     if not isinstance(groups, dict) or not 0 < len(groups) <= 64:
         raise ModelRefused("config.json: quantization_config.config_groups names no groups of layers, or too many")
     _refuse_transformed(settings)
-    bits, told = set[int](), list[str]()
+    bits, told, float_bits = set[int](), list[str](), 8
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise ModelRefused("config.json: a group of quantization_config.config_groups says nothing of weights")
         form = group.get("format") or settings.get("format")
-        if not isinstance(form, str) or form not in known:
+        if not isinstance(form, str) or form not in (*known, *_FLOATS_OF_4_BITS):
             raise ModelRefused(f"it is a compressed-tensors checkpoint of format {_shown(form)}, which is not read")
+        if form in _FLOATS_OF_4_BITS:
+            name, neighbours = _FLOATS_OF_4_BITS[form]
+            _one_of(weights, "num_bits", (4,))
+            _one_of(weights, "group_size", (neighbours,))
+            float_bits = 4
+            told.append(name)
+            continue
         if weights.get("type") == "float":
             _one_of(weights, "num_bits", (8,))
             told.append("FP8")
@@ -114,7 +124,8 @@ def _compressed(settings: dict[str, Any]) -> Scheme:
         size = weights.get("group_size")
         told.append(f"int{weights['num_bits']}{_of_groups(size if isinstance(size, int) and size > 0 else -1)}")
     named = " and ".join(sorted(set(told)))
-    return Scheme("compressed-tensors", f"compressed-tensors {named}", tuple(sorted(bits)), block=_blocks(groups))
+    told_all, block = f"compressed-tensors {named}", _blocks(groups)
+    return Scheme("compressed-tensors", told_all, tuple(sorted(bits)), block=block, float_bits=float_bits)
 
 
 def _blocks(groups: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -147,7 +158,7 @@ def _bitsandbytes(settings: dict[str, Any]) -> Scheme:
     if kind not in ("nf4", "fp4"):
         raise ModelRefused(f"its weights are bitsandbytes {_shown(kind)}; nf4, fp4 and int8 are read")
     twice = ", scales quantised too" if settings.get("bnb_4bit_use_double_quant") else ""
-    return Scheme("bitsandbytes", f"bitsandbytes {kind}{twice}")
+    return Scheme("bitsandbytes", f"bitsandbytes {kind}{twice}", float_bits=4)
 
 
 READERS: Mapping[str, Callable[[dict[str, Any]], Scheme]] = {

@@ -10,12 +10,17 @@ import torch
 from aegis.core.errors import ModelRefused
 from aegis.models.quantised.bits import WORD_BITS, signed, unpacked
 from aegis.models.quantised.bitsandbytes import read_bitsandbytes
-from aegis.models.quantised.checks import floats, integers, matrix
+from aegis.models.quantised.checks import finite, floats, integers, matrix
 from aegis.models.quantised.configuration import Method, Scheme
-from aegis.models.quantised.weights import Blocks, Grid, Weight
+from aegis.models.quantised.weights import Blocks, Grid, Looked, Weight
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where in a word of AWQ each of eight neighbours is."""
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The floats of 4 bits without a sign (OCP Microscaling Formats 1.0, table 1); the fourth bit is the sign."""
+
+_E8M0_BIAS, _E8M0_NAN = 127, 255
 
 Tensors = Mapping[str, torch.Tensor]
 """By what follows the layer's name."""
@@ -61,8 +66,11 @@ def _awq(scheme: Scheme, tensors: Tensors) -> Weight:
 
 
 def _compressed(scheme: Scheme, tensors: Tensors) -> Weight:
+    packed = tensors.get("weight_packed")
+    if packed is not None and packed.dtype == torch.uint8:
+        return _floats_of_4_bits(tensors)
     scales = floats(tensors.get("weight_scale"), "weight_scale")
-    if "weight_packed" in tensors:
+    if packed is not None:
         return _packed(scheme, tensors, scales)
     weight = matrix(tensors, "weight")
     if weight.dtype.is_floating_point:
@@ -98,6 +106,27 @@ def _packed(scheme: Scheme, tensors: Tensors, scales: torch.Tensor) -> Weight:
     values = signed(unpacked(words, bits)[:, :columns], bits)
     groups = _groups(tensors, "weight_g_idx", columns, scales.shape[1])
     return Grid(bits, values.contiguous(), scales.contiguous(), zeros, groups)
+
+
+def _floats_of_4_bits(tensors: Tensors) -> Weight:
+    """NVFP4, a scale of FP8 for 16 neighbours, all of them divided by one number; and MXFP4, a power of two for 32.
+    The first of two neighbours is in the lower half of a byte."""
+    packed = matrix(tensors, "weight_packed", torch.uint8)
+    rows, columns = packed.shape[0], packed.shape[1] * 2
+    stored = matrix(tensors, "weight_scale")
+    if "weight_global_scale" in tensors:
+        neighbours, scales = 16, floats(stored, "weight_scale")
+        divisor = floats(tensors["weight_global_scale"], "weight_global_scale")
+        if divisor.numel() != 1:
+            raise ModelRefused(f"its weight_global_scale has the shape {list(divisor.shape)}, not one number")
+        scales = finite(scales / divisor.view(()), "weight_scale")
+    else:
+        neighbours, exponents = 32, integers(stored, "weight_scale", (0, _E8M0_NAN - 1))
+        scales = torch.ldexp(torch.ones(stored.shape), exponents.int() - _E8M0_BIAS)
+    if scales.shape != (rows, columns // neighbours) or columns % neighbours:
+        raise ModelRefused(f"weight_scale of shape {list(stored.shape)} does not go with a weight of {[rows, columns]}")
+    book = torch.tensor([*_E2M1, *(-number for number in _E2M1)])
+    return Looked((rows, columns), packed << 4 | packed >> 4, book, scales.reshape(-1), neighbours)
 
 
 def _fp8(scheme: Scheme, tensors: Tensors) -> Weight:

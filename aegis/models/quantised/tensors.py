@@ -38,7 +38,7 @@ _OTHERS: Mapping[Method, tuple[str, ...]] = {
         "weight.nested_quant_map",
         *STATES,
     ),
-    "compressed-tensors": ("weight", "weight_g_idx", "weight_shape", "weight_zero_point"),
+    "compressed-tensors": ("weight", "weight_g_idx", "weight_global_scale", "weight_shape", "weight_zero_point"),
     "fp8": ("weight",),
     "gptq": ("g_idx", "qzeros"),
 }

@@ -6,51 +6,37 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from aegis.admin_client import AdminClient, Refused
 from aegis.core.rng import Stream as Draws
 from tests import adapters, checkpoints
 from tests.checkpoints import VOCAB_SIZE
-from tests.live.market import Greedy, Reference
+from tests.live.greedy import ROUNDING, behind
 from tests.live.server import SPLIT, Server, launched
-from tests.live.streams import Body, run_all
+from tests.live.streams import run_all
 
 MAX_TOKENS = 24
-MARGIN_MIN = 3e-5
 COUNT = 16
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 
 
 class Market(NamedTuple):
     directory: Path
-    references: dict[str, Reference]
+    models: dict[str, PreTrainedModel]
 
 
 @pytest.fixture(scope="module")
 def market(tmp_path_factory: pytest.TempPathFactory) -> Market:
-    """A base, its adapters and another model in one directory; each adapter also merged, as a model of its own."""
-    root = tmp_path_factory.mktemp("adapters")
-    served = root / "market"
+    """A base, its adapters and another model in one directory; and each as transformers has it, adapters merged."""
+    served = tmp_path_factory.mktemp("adapters") / "market"
     base = checkpoints.write(served / "base", "llama", tokenizer=True, **WIDE)
     checkpoints.write(served / "other", "qwen2", tokenizer=True)
-    references = {name: Reference(served / name) for name in ("base", "other")}
+    models = {name: AutoModelForCausalLM.from_pretrained(served / name).eval() for name in ("base", "other")}
     for number in range(COUNT):
         path = adapters.write(served / f"adapter-{number}", base, rank=2, targets=("q_proj", "v_proj"), seed=number)
-        merged = root / "merged" / path.name
-        checkpoints.write_tokenizer(merged)
-        adapters.merged(base, path).save_pretrained(merged)
-        references[path.name] = Reference(merged)
-    return Market(served, references)
-
-
-def clear_case(reference: Reference, name: str) -> tuple[list[int], Greedy]:
-    """A prompt to which the answer does not hang on rounding."""
-    for attempt in range(20):
-        draws = Draws(0, "adapters", name, attempt)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(20)]
-        answer = reference.greedy(prompt, max_tokens=MAX_TOKENS)
-        if answer.margin > MARGIN_MIN:
-            return prompt, answer
-    raise AssertionError(f"{name} answers nothing clearly")
+        models[path.name] = adapters.merged(base, path)
+    return Market(served, models)
 
 
 def bytes_loaded(server: Server) -> int:
@@ -58,22 +44,24 @@ def bytes_loaded(server: Server) -> int:
 
 
 @pytest.mark.parametrize("roles", [("--mixed", "1"), SPLIT], ids=["mixed", "split"])
-def test_adapters_share_their_base(market: Market, tmp_path: Path, roles: tuple[str, ...]) -> None:
+def test_adapters_share_their_base(market: Market, tmp_path: Path, cache: Path, roles: tuple[str, ...]) -> None:
     options = ("--models", str(market.directory), "--dtype", "float32", "--device-memory", "128MiB", *roles)
-    with launched(tmp_path / "server", tmp_path / "cache", *options) as server:
+    with launched(tmp_path, cache, *options) as server:
         server.wait_for_ready()
         cards = {card["id"]: card for card in server.get("/v1/models").json()["data"]}
         assert {card["parent"] for name, card in cards.items() if name.startswith("adapter")} == {"base"}
         assert cards["base"]["parent"] is None and cards["other"]["parent"] is None
-        bodies, expected = list[Body](), list[list[int]]()
-        for name, reference in market.references.items():
-            prompt, answer = clear_case(reference, name)
-            bodies.append({"model": name, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0})
-            expected.append(answer.tokens)
-        for body, stream, tokens in zip(bodies, run_all(server.url, bodies), expected, strict=True):
-            assert stream.tokens == tokens, body["model"]
+        prompts = {
+            name: [Draws(0, "adapters", name, at).below(VOCAB_SIZE) for at in range(20)] for name in market.models
+        }
+        greedy = {"max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+        streams = run_all(server.url, [greedy | {"model": name, "prompt": prompts[name]} for name in prompts])
+        for stream, (name, prompt) in zip(streams, prompts.items(), strict=True):
+            assert len(stream.tokens) == MAX_TOKENS, stream.error
+            assert behind(market.models[name], prompt, stream.tokens) <= ROUNDING, name
         _moves_little(server, market)
         _comes_and_goes(server, market)
+        _is_added_to_a_base_by_name(server, market)
         server.wait_for_freed_memory()
 
 
@@ -106,6 +94,28 @@ def _comes_and_goes(server: Server, market: Market) -> None:
     assert gone.text == "Success: LoRA adapter 'again' removed successfully."
     assert server.post("/v1/completions", {"model": "again", "prompt": "a"}).status_code == 404
     assert server.post("/v1/unload_lora_adapter", {"lora_name": "base"}).status_code == 400
+
+
+def _is_added_to_a_base_by_name(server: Server, market: Market) -> None:
+    client, path = AdminClient(server.url), market.directory / "adapter-2"
+    assert client.add(str(path), "named", base="base")["parent"] == "base"
+    assert ask(server, "named") == ask(server, "adapter-2")
+    client.remove("named")
+    other, none = market.directory / "other", market.directory / "none"
+    for source, base, reason in (
+        (path, "nobody", f"{path}: there is no model named 'nobody' that could be its base"),
+        (path, "adapter-1", f"{path}: there is no model named 'adapter-1' that could be its base"),
+        (
+            path,
+            "other",
+            f"{path}: it is an adapter of '{market.directory / 'base'}', which is served as 'base', not of ",
+        ),
+        (other, "base", f"{other}: there is no adapter_config.json, so it is not an adapter"),
+        (none, "base", f"{none}: no such file or directory"),
+    ):
+        with pytest.raises(Refused) as caught:
+            client.add(str(source), "named", base=base)
+        assert caught.value.message.startswith(reason) and "\n" not in caught.value.message
 
 
 def ask(server: Server, model: str) -> list[int]:

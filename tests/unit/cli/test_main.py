@@ -212,12 +212,14 @@ def test_models_are_added_and_removed(aegis: Any, server: str, tmp_path: Any, mo
     assert aegis("models", "add", "llama", "--url", server).out == "llama is loaded\n"
     assert aegis("models", "add", "m.gguf", "--url", server).code == 0
     assert aegis("models", "add", "org/name", "--name", "n", "--url", server + "/").code == 0
+    assert aegis("models", "add", "llama", "--name", "tuned", "--base", "b", "--url", server).code == 0
     assert aegis("models", "unload", "llama", "--url", server).out.startswith("llama leaves memory: ")
     assert aegis("models", "remove", "llama", "--url", server).out == "llama is removed\n"
     assert Answers.asked == [
         {"source": str(tmp_path / "llama")},
         {"source": str(tmp_path / "m.gguf")},
         {"source": "org/name", "name": "n"},
+        {"source": str(tmp_path / "llama"), "name": "tuned", "base": "b"},
         {"model": "llama"},
         {"model": "llama"},
     ]

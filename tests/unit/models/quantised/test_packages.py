@@ -97,6 +97,35 @@ def test_compressed_tensors(name: str, tmp_path: Path) -> None:
     _is_read(tmp_path / "m", reference, note)
 
 
+@pytest.mark.parametrize("preset", ["MXFP4", "NVFP4"])
+def test_compressed_tensors_floats_of_4_bits(preset: str, tmp_path: Path) -> None:
+    """The package rounds what it unpacks to bfloat16, unless it is told otherwise."""
+    form = f"{preset.lower()}-pack-quantized"
+    scheme = quantization.preset_name_to_scheme(preset, ["Linear"])
+    compressor = compressors.BaseCompressor.get_value_from_registry(form)
+
+    def pack(weight: torch.Tensor) -> made.Layer:
+        grouped = weight.view(len(weight), -1, scheme.weights.group_size)
+        least, most = grouped.amin(-1), grouped.amax(-1)
+        shared = quantization.utils.generate_gparam(least.min(), most.max()).view(1) if preset == "NVFP4" else None
+        scales, _ = quantization.utils.calculate_qparams(least, most, scheme.weights, shared)
+        whole = {} if shared is None else {"weight_global_scale": shared, "input_global_scale": shared.clone()}
+        stored = compressor.compress({"weight": weight, "weight_scale": scales, **whole}, scheme)
+        packed = stored["weight_packed"]
+        numbers = compressors.unpack_fp4_from_uint8(packed, len(packed), packed.shape[1] * 2, torch.float32)
+        scales = compressor._decompress_scale(stored["weight_scale"], torch.float32)
+        dequantised = quantization.lifecycle.forward.dequantize(
+            x_q=numbers, scale=scales, args=scheme.weights, global_scale=shared, dtype=torch.float32
+        )
+        unpacked = compressor.decompress(stored, scheme)["weight"]
+        torch.testing.assert_close(unpacked.float(), dequantised, rtol=1e-2, atol=0)
+        return made.Layer(stored, dequantised)
+
+    settings = made.compressed_config(form, scheme.weights.model_dump(mode="json"))
+    reference = made.write(tmp_path / "m", "llama", settings, pack)
+    _is_read(tmp_path / "m", reference, f"compressed-tensors {preset}, runs as float32")
+
+
 def looked_up(kind: str, *, twice: bool, blocksize: int, of: torch.dtype) -> made.Pack:
     def pack(weight: torch.Tensor) -> made.Layer:
         stored, state = bitsandbytes.quantize_4bit(

@@ -25,6 +25,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 PACKED = made.compressed_config("pack-quantized", {"num_bits": 4, "group_size": 32, "symmetric": False})
 INT8 = made.compressed_config("int-quantized", {"num_bits": 8})
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+NVFP4 = made.compressed_config("nvfp4-pack-quantized", {"num_bits": 4, "group_size": 16})
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
@@ -45,6 +46,24 @@ def looked_up(weight: torch.Tensor) -> made.Layer:
     return made.Layer(tensors, weight)
 
 
+def floats_of_4_bits(weight: torch.Tensor) -> made.Layer:
+    """Tensors as compressed-tensors has them."""
+    rows, columns = weight.shape
+    tensors = {
+        "weight_packed": torch.zeros(rows, columns // 2, dtype=torch.uint8),
+        "weight_scale": torch.ones(rows, columns // 16).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.ones(1),
+    }
+    return made.Layer(tensors, weight)
+
+
+def powers_of_two(weight: torch.Tensor) -> made.Layer:
+    rows, columns = weight.shape
+    packed = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    scales = torch.full((rows, columns // 32), 127, dtype=torch.uint8)
+    return made.Layer({"weight_packed": packed, "weight_scale": scales}, weight)
+
+
 FORMS: dict[str, tuple[dict[str, Any], made.Pack]] = {
     "gptq": (GPTQ, made.gptq(group=32)),
     "awq": (AWQ, made.awq(32)),
@@ -52,6 +71,8 @@ FORMS: dict[str, tuple[dict[str, Any], made.Pack]] = {
     "int8": (INT8, made.int8(symmetric=False)),
     "fp8": (FP8, made.fp8((32, 32))),
     "nf4": (NF4, looked_up),
+    "nvfp4": (NVFP4, floats_of_4_bits),
+    "mxfp4": (made.compressed_config("mxfp4-pack-quantized", {"num_bits": 4, "group_size": 32}), powers_of_two),
 }
 
 
@@ -140,6 +161,13 @@ DAMAGED: dict[str, tuple[str, Damage, str]] = {
     ),
     "nf4, too few scales": ("nf4", changed("weight.absmax", lambda t: t[1:]), "its absmax has 95 scales, not 96"),
     "nf4, a short book": ("nf4", changed("weight.quant_map", lambda t: t[1:]), "its quant_map has 15 numbers, not 16"),
+    "nvfp4, scales": ("nvfp4", changed("weight_scale", lambda t: t[:, 1:]), "weight_scale of shape .64, 5. does not"),
+    "nvfp4, scales that are no numbers": ("nvfp4", put(weight_global_scale=torch.zeros(1)), "no finite number"),
+    "nvfp4, several numbers": ("nvfp4", put(weight_global_scale=torch.ones(2)), "has the shape .2., not one number"),
+    "nvfp4, no divisor": ("nvfp4", without("weight_global_scale"), "its weight_scale is float8_e4m3fn of shape"),
+    "nvfp4, no matrix": ("nvfp4", changed("weight_packed", lambda t: t.view(-1)), "not a matrix of uint8"),
+    "mxfp4, scales": ("mxfp4", changed("weight_scale", lambda t: t[1:]), "weight_scale of shape .63, 3. does not go"),
+    "mxfp4, no numbers": ("mxfp4", changed("weight_scale", lambda t: t + 128), "is not between 0 and 254"),
     "nf4, nested": ("nf4", changed("weight.nested_quant_map", lambda t: t[1:]), "its nested_absmax, nested_quant_map"),
 }
 
@@ -175,9 +203,13 @@ CONFIGURED: dict[str, tuple[Any, str]] = {
         "a GPTQ checkpoint of format 'marlin'; gptq and gptq_v2 are",
     ),
     "gemv": (AWQ | {"version": "gemv"}, "an AWQ checkpoint of version 'gemv'; gemm is read"),
-    "nvfp4": (
-        made.compressed_config("nvfp4-pack-quantized", {"num_bits": 4}),
-        "of format 'nvfp4-pack-quantized',",
+    "mxfp6": (
+        made.compressed_config("mxfp6-pack-quantized", {"num_bits": 6}),
+        "of format 'mxfp6-pack-quantized',",
+    ),
+    "nvfp4 of other groups": (
+        made.compressed_config("nvfp4-pack-quantized", {"num_bits": 4, "group_size": 32}),
+        "quantization_config.group_size is 32; 16 is read",
     ),
     "no groups": (PACKED | {"config_groups": {}}, "config_groups names no groups of layers"),
     "no weights": (PACKED | {"config_groups": {"a": {"weights": None}}}, "says nothing of weights"),
