@@ -48,6 +48,7 @@ from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import FromProxy, OnPrefixFound
 from memory.budget import Budget
 from memory.peers.links import PeerLinks
+from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
 from proxy.routing.router import Router
@@ -58,8 +59,8 @@ _PROXY = ProxyId(0)
 class LocalNode:
     """Implements `proxy.live.proxy.NodeLink`."""
 
-    def __init__(self, node: Node, proxy: ProxyId) -> None:
-        self.queries = NodeQueries(node)
+    def __init__(self, node: Node, proxy: ProxyId, *, responses_ttl_s: float) -> None:
+        self.queries = NodeQueries(node, ResponseMemory(responses_ttl_s))
         self._node = node
         self._proxy = proxy
 
@@ -123,7 +124,7 @@ async def open_market(
             config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir(), register_models
         )
         pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
-        near = LocalNode(node, _PROXY)
+        near = LocalNode(node, _PROXY, responses_ttl_s=config.redis.responses_ttl_s)
         core, late = core or template.session_core(), config.server.refuse_late
         proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)
         node.join(_PROXY, proxy)
