@@ -94,14 +94,17 @@ class _Server:
                     self._reap(key.fd, key.data)
 
     def _prepare(self, fds: Sequence[int], prepare: Prepare) -> None:
+        (fd,) = fds
+        with os.fdopen(fd, "rb") as file:
+            data = file.read()
+        if not self._may_fork:  # nobody would have it
+            return
         with contextlib.suppress(Exception):
-            (fd,) = fds
-            with os.fdopen(fd, "rb") as file:
-                module, _, name = prepare.function.partition(":")
-                getattr(importlib.import_module(module), name)(file.read())
+            module, _, name = prepare.function.partition(":")
+            getattr(importlib.import_module(module), name)(data)
         gc.collect()
         gc.freeze()
-        self._may_fork = self._may_fork and _is_untouched()
+        self._may_fork = _is_untouched()
 
     def _fork(self, fds: Sequence[int], start: Start) -> bool:
         """Whether this is the child."""
