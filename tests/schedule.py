@@ -26,7 +26,6 @@ SHARING = {
     "pool": ("tests/faults",),
     "of_two": ("tests/attacks",),
     "server": (
-        "tests/live/api/test_agent_clients.py",
         "tests/live/api/test_anthropic_client.py",
         "tests/live/api/test_bad_input.py",
         "tests/live/api/test_clients.py",

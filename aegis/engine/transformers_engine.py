@@ -35,6 +35,7 @@ from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
+from aegis.engine.prebuilt import take
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.sampler import Sampler
@@ -128,7 +129,7 @@ class TransformersEngine(SamplingEngine):
     def prepare(self, spec: ModelSpec) -> None:
         if spec.base is not None:
             return
-        self._prepared[spec.model, spec.manifest.fingerprint] = _build(spec)
+        self._prepared[spec.model, spec.manifest.fingerprint] = built_for(spec)
 
     def discard(self, spec: ModelSpec) -> None:
         self._prepared.pop((spec.model, spec.manifest.fingerprint), None)
@@ -138,7 +139,7 @@ class TransformersEngine(SamplingEngine):
             self._attach_adapter(spec, spec.base, weights_base)
             return
         assert spec.model not in self._models and spec.manifest.ranks == (self._group.size if self._group else 1)
-        module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or _build(spec)
+        module = self._prepared.pop((spec.model, spec.manifest.fingerprint), None) or built_for(spec)
         bound(module, spec, weights_base, self._device)
         if self._group is not None:
             connect(module, self._group)
@@ -304,7 +305,11 @@ def _extends(module: PreTrainedModel) -> bool:
     return not any("dynamic" in name or name == "longrope" for name in names)
 
 
-def _build(spec: ModelSpec) -> PreTrainedModel:
+def built_for(spec: ModelSpec) -> PreTrainedModel:
+    """The model's modules, without weights; those that were built before this process was forked, if they were. Raises
+    ModelRefused."""
+    if prebuilt := take(spec):
+        return prebuilt
     module = built(spec, AutoModelForCausalLM, attention=NAME)
     if strange := unsupported_layers(module.config):
         raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from aegis.control.settings import BusSettings
 from aegis.core.clock import NS_PER_MS, NS_PER_S, Clock
 from aegis.core.ids import InstanceId, ProxyId
 from aegis.core.messages import FromInstance
-from aegis.core.model import PEERS_MAX, Slo
+from aegis.core.model import PEERS_MAX, ModelSpec, Slo
 from aegis.core.request import Job
 from aegis.core.role import Role
 from aegis.device.performance import figures
@@ -48,6 +48,7 @@ from aegis.transport.links import Hub, NodeMessage
 from aegis.transport.node_messages import FromProxy, OnPrefixFound
 from memory.budget import Budget
 from memory.peers.links import PeerLinks
+from proxy.http.responses.stored_responses import RESPONSES_TTL_S, ResponseMemory
 from proxy.live.proxy import Proxy
 from proxy.live.serving import running
 from proxy.routing.router import Router
@@ -58,8 +59,8 @@ _PROXY = ProxyId(0)
 class LocalNode:
     """Implements `proxy.live.proxy.NodeLink`."""
 
-    def __init__(self, node: Node, proxy: ProxyId) -> None:
-        self.queries = NodeQueries(node)
+    def __init__(self, node: Node, proxy: ProxyId, *, responses_ttl_s: float = RESPONSES_TTL_S) -> None:
+        self.queries = NodeQueries(node, ResponseMemory(responses_ttl_s))
         self._node = node
         self._proxy = proxy
 
@@ -120,10 +121,18 @@ async def open_market(
             register, fork_server=fork_server, packs=config.device == "cpu", disk_bytes=config.memory.cache_size
         )
         node = _node(
-            config, machines, budget, link, clock, services.bus, cache_dir or default_cache_dir(), register_models
+            config,
+            machines,
+            budget,
+            link,
+            clock,
+            services.bus,
+            cache_dir or default_cache_dir(),
+            register_models,
+            _build_nothing if config.ray.address else partial(instance_processes.build_before, fork_server),
         )
         pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
-        near = LocalNode(node, _PROXY)
+        near = LocalNode(node, _PROXY, responses_ttl_s=config.redis.responses_ttl_s)
         core, late = core or template.session_core(), config.server.refuse_late
         proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)
         node.join(_PROXY, proxy)
@@ -158,6 +167,10 @@ def _open_machines(
     return open_local_machines(config, placement or _dealt(config, list(names)), services.directory, clock, fork_server)
 
 
+def _build_nothing(spec: ModelSpec) -> None:
+    """Instances on other machines are not forked here."""
+
+
 def _node(
     config: Config,
     machines: MarketMachines,
@@ -167,6 +180,7 @@ def _node(
     bus: Bus,
     cache_dir: Path,
     register: Register,
+    build_before: Callable[[ModelSpec], None],
 ) -> Node:
     return Node(
         budget,
@@ -190,6 +204,7 @@ def _node(
         fetching=machines.fetching,
         check_laws=config.memory.debug,
         peer_links=PeerLinks(PEERS_MAX) if config.instances.peer_loads else None,
+        build_before=build_before,
     )
 
 

@@ -37,6 +37,7 @@ from aegis.transport.node_messages import (
     NodeCallCancelled,
     PrefixFound,
     ProxyReport,
+    ResponseCancelled,
     Scraped,
     Serves,
 )
@@ -205,7 +206,7 @@ class ProxySupervisor:
             case LookUp(call_id, instance, job):
                 if place.end:
                     place.end.deliver(PrefixFound(call_id, node.prefix_of(instance, job)))
-            case NodeCall() | NodeCallCancelled() | Scraped():
+            case NodeCall() | NodeCallCancelled() | Scraped() | ResponseCancelled():
                 if place.end:
                     place.end.on_message(message)
             case _:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -22,6 +24,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
 from aegis.transport.links import Hub
 from aegis.transport.node_messages import (
+    CancelResponse,
     Card,
     CardRemoved,
     FromProxy,
@@ -30,6 +33,7 @@ from aegis.transport.node_messages import (
     NodeCallCancelled,
     ProxyReport,
     Refusal,
+    ResponseCancelled,
     Scraped,
     ScrapeWanted,
     ToProxy,
@@ -38,6 +42,11 @@ from proxy.routing.events import ModelUp
 
 _logger = logging.getLogger(__name__)
 _NOTHING = Raw(msgspec.msgpack.encode(None))
+
+T = TypeVar("T")
+
+ProxyAnswer = Scraped | ResponseCancelled
+"""To a call of the node's."""
 
 
 class RemoteProxy:
@@ -52,6 +61,7 @@ class RemoteProxy:
         self._stripped: dict[ModelId, tuple[ModelSpec, ModelSpec]] = {}  # and what it was made from
         self._call_ids = count()
         self._scrapes: dict[int, asyncio.Future[tuple[Family, ...]]] = {}
+        self._cancels: dict[int, asyncio.Future[bytes | None]] = {}
         self._answering: dict[int, asyncio.Task[None]] = {}  # by the ids of their calls
         self._tallies: dict[ModelId, Tally] = {}
 
@@ -68,26 +78,22 @@ class RemoteProxy:
             self._link.send(self._identity, changes)
 
     async def scrape(self) -> tuple[Family, ...]:
-        call_id = next(self._call_ids)
-        scraped: asyncio.Future[tuple[Family, ...]] = asyncio.get_running_loop().create_future()
-        self._scrapes[call_id] = scraped
-        try:
-            self.deliver(ScrapeWanted(call_id))
-            return await scraped
-        finally:
-            del self._scrapes[call_id]
+        return await self._call(ScrapeWanted, self._scrapes)
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        return await self._call(partial(CancelResponse, key=key), self._cancels)
 
     def tallies(self) -> Iterable[Tally]:
         return self._tallies.values()
 
-    def on_message(self, message: Scraped | NodeCall | NodeCallCancelled | ProxyReport) -> None:
+    def on_message(self, message: ProxyAnswer | NodeCall | NodeCallCancelled | ProxyReport) -> None:
         match message:
             case ProxyReport():
                 self._tallies.update((tally.model, tally) for tally in message.tallies)
             case Scraped(call_id, families):
-                scraped = self._scrapes.get(call_id)
-                if scraped and not scraped.done():
-                    scraped.set_result(families)
+                _answer(self._scrapes.get(call_id), families)
+            case ResponseCancelled(call_id, response):
+                _answer(self._cancels.get(call_id), response)
             case NodeCall():
                 task = self._answering[message.call_id] = asyncio.create_task(self._answer(message))
                 task.add_done_callback(lambda _: self._answering.pop(message.call_id))
@@ -98,10 +104,21 @@ class RemoteProxy:
     def lost(self) -> None:
         """The proxy is lost: no answer of it, or to it, is waited for any more."""
         for scraped in self._scrapes.values():
-            if not scraped.done():
-                scraped.set_result(())
+            _answer(scraped, ())
+        for cancelled in self._cancels.values():
+            _answer(cancelled, None)
         for task in list(self._answering.values()):
             task.cancel()
+
+    async def _call(self, message: Callable[[int], ToProxy], calls: dict[int, asyncio.Future[T]]) -> T:
+        """`message` is made of the call's id."""
+        call_id = next(self._call_ids)
+        calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            self.deliver(message(call_id))
+            return await calls[call_id]
+        finally:
+            del calls[call_id]
 
     async def _answer(self, asked: NodeCall) -> None:
         query = QUERIES[asked.what]
@@ -147,3 +164,9 @@ class RemoteProxy:
             known = spec, replace(spec, manifest=replace(spec.manifest, tensors=(), checksums=b""))
             self._stripped[spec.model] = known
         return known[1]
+
+
+def _answer(call: asyncio.Future[T] | None, answer: T) -> None:
+    """Nobody may wait for it any more."""
+    if call and not call.done():
+        call.set_result(answer)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from aegis.core.model import EngineName
+from aegis.core.model import EngineName, ModelSpec
 from aegis.instance.settings import InstanceSettings
 from aegis.process.forked_processes import ForkedProcess, ForkServer
 
@@ -61,6 +61,11 @@ _KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY":
 rows has its own, of some 0.4 MiB, so that batches that change would fill them for nothing."""
 
 
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy's library starts as many as OpenMP may when it is imported, and nothing here multiplies matrices with it: a
+process with several threads cannot be forked."""
+
+
 def fork_server(processes: int, engine: EngineName, architectures: Sequence[str] = ()) -> ForkServer:
     """The parent of so many. It imports what they need, those architectures of transformers among it, but vLLM, which
     may start threads of its own. Raises OSError."""
@@ -68,12 +73,19 @@ def fork_server(processes: int, engine: EngineName, architectures: Sequence[str]
     return ForkServer(modules if engine == "transformers" else [], environment_for(processes))
 
 
+def build_before(server: ForkServer, spec: ModelSpec) -> None:
+    """Has the modules of the model built for instances that are forked from now on, where the transformers engine runs
+    it."""
+    if spec.base is None and spec.manifest.pooling is None and spec.manifest.engine == "transformers":
+        server.prepare("aegis.engine.prebuilt:build", msgspec.msgpack.encode(spec))
+
+
 def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:
     """Threads shared fairly between so many: more than there are cores makes timings go wild. A core is left for the
     others of the server, unless an instance could not have two `lanes` without it."""
     cores = len(os.sched_getaffinity(0))
     threads = max(1, cores // (processes + 1), min(2, cores // processes) if lanes else 0)
-    return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **_KERNELS_KEPT, **os.environ}
+    return {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **_KERNELS_KEPT, **_ONE_THREAD, **os.environ}
 
 
 async def _ended(process: ForkedProcess) -> None:

@@ -8,7 +8,7 @@ decisions on an event are performed before the next event is looked at.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import aegis
@@ -117,7 +117,9 @@ class Node:
         check_laws: bool = False,
         decisions: DecisionLog | None = None,
         peer_links: PeerLinks | None = None,
+        build_before: Callable[[ModelSpec], None] = lambda spec: None,
     ) -> None:
+        """`build_before` is told of each model, so that instances that are started later have less to do."""
         self.policy = policy
         self.history = history
         self.host = host
@@ -158,6 +160,7 @@ class Node:
         self._link = link
         self.clock = clock
         self._reuses = reuses
+        self._build_before = build_before
         self._check_laws = check_laws
         self._lost_proxies = LostProxies()
         self._fetches = Fetches(fetching, self.post) if fetching else None
@@ -395,6 +398,8 @@ class Node:
         self.proxies.broadcast(event)
 
     def broadcast(self, message: ToInstance) -> None:
+        if isinstance(message, AddModel):
+            self._build_before(message.spec)
         for instance in self.up:
             if isinstance(message, AddModel):
                 self._outbox.put(instance, self._add_model(instance, message.spec))

@@ -92,6 +92,19 @@ class ProxyLinks:
             task.cancel()
         return [self._lasting, *self._scraped.values()]
 
+    async def cancel_response(self, key: str) -> bytes | None:
+        """Ends the response of that key at the proxy that is generating it: how it ended, in JSON. None where none of
+        them is."""
+        asking = [asyncio.create_task(end.cancel_response(key)) for end in self._ends.values()]
+        try:
+            for answered in asyncio.as_completed(asking):
+                if (response := await answered) is not None:
+                    return response
+            return None
+        finally:
+            for task in asking:
+                task.cancel()
+
     def tallies(self) -> dict[ModelId, Tally]:
         """The counts of all proxies together, and of lost ones."""
         return model_counts.total(

@@ -18,13 +18,16 @@ from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
 from aegis.telemetry.registration import Waiting
 from aegis.telemetry.spans import Span
+from proxy.http.responses.stored_responses import ResponseMemory, ResponseStore
 
 
 class NodeQueries:
     """Implements `proxy.http.market.ServerQueries`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, responses: ResponseStore | None = None) -> None:
+        """`responses` are those of all proxies, where no store of theirs has them."""
         self._node = node
+        self._responses = responses or ResponseMemory()
         self._view = LiveViewBuilder(node)
 
     def models(self) -> Mapping[str, CatalogueModel]:
@@ -113,3 +116,15 @@ class NodeQueries:
 
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         return await self._node.devices.trim(instance, timeout_s=timeout_s)
+
+    async def keep_response(self, key: str, stored: bytes) -> None:
+        await self._responses.keep(key, stored)
+
+    async def find_response(self, key: str) -> bytes | None:
+        return await self._responses.find(key)
+
+    async def remove_response(self, key: str) -> bool:
+        return await self._responses.remove(key)
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        return await self._node.proxies.cancel_response(key)

@@ -50,6 +50,22 @@ async def _trim_memory(queries: NodeQueries, instance: str, timeout_s: float) ->
     return await queries.trim_memory(instance, timeout_s=timeout_s)
 
 
+async def _keep_response(queries: NodeQueries, key: str, stored: bytes) -> None:
+    await queries.keep_response(key, stored)
+
+
+async def _find_response(queries: NodeQueries, key: str) -> bytes | None:
+    return await queries.find_response(key)
+
+
+async def _remove_response(queries: NodeQueries, key: str) -> bool:
+    return await queries.remove_response(key)
+
+
+async def _cancel_response(queries: NodeQueries, key: str) -> bytes | None:
+    return await queries.cancel_response(key)
+
+
 QUERIES = {
     "healthy": QueryKind(tuple[()], tuple[bool, str], NodeQueries.healthy),
     "ready": QueryKind(tuple[()], tuple[bool, str], NodeQueries.ready),
@@ -66,5 +82,9 @@ QUERIES = {
     "memory_report": QueryKind(tuple[()], MemoryReport, NodeQueries.memory_report),
     "limit_memory": QueryKind(tuple[str, int, float], int, _limit_memory),
     "trim_memory": QueryKind(tuple[str, float], int, _trim_memory),
+    "keep_response": QueryKind(tuple[str, bytes], None, _keep_response),
+    "find_response": QueryKind(tuple[str], bytes | None, _find_response),
+    "remove_response": QueryKind(tuple[str], bool, _remove_response),
+    "cancel_response": QueryKind(tuple[str], bytes | None, _cancel_response),
 }
 """By the name of the method of `ServerQueries`."""

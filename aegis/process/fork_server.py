@@ -2,7 +2,7 @@
 
 It imports the modules, and of `MODULE:NAME` also what has that name in it, and then takes a `Start` at a time from the
 socket whose descriptor it is told. A child that it forks is as `python -m` would have made it, but starts at once, and
-shares the memory of what was imported.
+shares the memory of what was imported, and of what a `Prepare` made since.
 
 Only a process with one thread may be forked, and none that has opened a GPU. If what was imported did either, children
 are made by fork and exec instead: they import it again.
@@ -34,7 +34,14 @@ MESSAGE_BYTES = 1 << 16
 STREAMS = 3  # standard input, output and error, which come with a start
 
 
-class Start(Struct, frozen=True):
+class Prepare(Struct, frozen=True, tag=True):
+    """To call `MODULE:NAME` with the bytes in the file that comes with it, for children that are forked later. It may
+    fail: a child that needs what it makes says what is wrong. Not answered."""
+
+    function: str
+
+
+class Start(Struct, frozen=True, tag=True):
     """To run `module` as a program. `environment` is what differs from the server's own."""
 
     module: str
@@ -59,6 +66,7 @@ class Ended(Struct, frozen=True, tag=True):
     code: int
 
 
+Asked = Prepare | Start
 Answer = Started | NotStarted | Ended
 
 
@@ -77,11 +85,26 @@ class _Server:
                     data, fds, _, _ = socket.recv_fds(self._client, MESSAGE_BYTES, STREAMS)
                     if not data:
                         return None
-                    start = msgspec.json.decode(data, type=Start)
-                    if self._fork(fds, start):
-                        return start
+                    asked: Prepare | Start = msgspec.json.decode(data, type=Asked)
+                    if isinstance(asked, Prepare):
+                        self._prepare(fds, asked)
+                    elif self._fork(fds, asked):
+                        return asked
                 else:
                     self._reap(key.fd, key.data)
+
+    def _prepare(self, fds: Sequence[int], prepare: Prepare) -> None:
+        (fd,) = fds
+        with os.fdopen(fd, "rb") as file:
+            data = file.read()
+        if not self._may_fork:  # nobody would have it
+            return
+        with contextlib.suppress(Exception):
+            module, _, name = prepare.function.partition(":")
+            getattr(importlib.import_module(module), name)(data)
+        gc.collect()
+        gc.freeze()
+        self._may_fork = _is_untouched()
 
     def _fork(self, fds: Sequence[int], start: Start) -> bool:
         """Whether this is the child."""
@@ -144,8 +167,8 @@ def _run(start: Start) -> NoReturn:
     """As `python -m` would."""
     setproctitle(" ".join(_command(start)))  # for readers of the process list
     sys.argv[1:] = start.arguments
-    if (threads := start.environment.get("OMP_NUM_THREADS")) and (torch := sys.modules.get("torch")):
-        torch.set_num_threads(int(threads))  # it had read the server's own when it was imported
+    if (threads := os.environ.get("OMP_NUM_THREADS")) and (torch := sys.modules.get("torch")):
+        torch.set_num_threads(int(threads))  # the server has one, or had read its own number when it was imported
     sys.modules.pop(start.module, None)  # it runs as the program, and again if it was imported as a module
     code = 1
     try:

@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import BinaryIO
 
 import msgspec
 
 from aegis.process.child import follow_launcher
-from aegis.process.fork_server import MESSAGE_BYTES, Answer, Ended, NotStarted, Start, Started
+from aegis.process.fork_server import MESSAGE_BYTES, Answer, Ended, NotStarted, Prepare, Start, Started
 
 START_S = 180.0
 """Until a start is answered: the first one waits until all is imported."""
@@ -102,6 +103,14 @@ class ForkServer:
                     self._lose()
                 raise
 
+    def prepare(self, function: str, data: bytes) -> None:
+        """Has it call `MODULE:NAME` with the bytes, so that children started later have what that makes. They may be
+        without, as where it fails, or the server has been made anew since."""
+        if self._socket is None:
+            return
+        with _file("prepare", data) as file, contextlib.suppress(BlockingIOError, ConnectionError):
+            socket.send_fds(self._socket, [msgspec.json.encode(Prepare(function))], [file.fileno()])
+
     def close(self) -> None:
         """Ends it, and any child that is left."""
         self._lose()
@@ -115,9 +124,7 @@ class ForkServer:
         client = self._heeded()
         changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         message = msgspec.json.encode(Start(module, arguments, changed))
-        with os.fdopen(os.memfd_create("stdin"), "r+b") as file:
-            file.write(stdin)
-            file.seek(0)
+        with _file("stdin", stdin) as file:
             socket.send_fds(client, [message], [file.fileno(), *outputs])
         started: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
         self._starting.append(started)
@@ -198,6 +205,15 @@ class ForkServer:
         if child.returncode is None:
             asyncio.get_running_loop().remove_reader(child.descriptor)
             child.end(code)
+
+
+@contextlib.contextmanager
+def _file(name: str, data: bytes) -> Iterator[BinaryIO]:
+    """In memory, to be read from its beginning."""
+    with os.fdopen(os.memfd_create(name), "r+b") as file:
+        file.write(data)
+        file.seek(0)
+        yield file
 
 
 def _kill_unwanted(started: asyncio.Future[ForkedProcess]) -> None:

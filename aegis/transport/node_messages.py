@@ -123,6 +123,13 @@ class ScrapeWanted(Struct, frozen=True, tag=True):
     call_id: int
 
 
+class CancelResponse(Struct, frozen=True, tag=True):
+    """Ends the response of that key, if this proxy is generating it. Answered by `ResponseCancelled`."""
+
+    call_id: int
+    key: str
+
+
 class PermitAnswer(Struct, frozen=True, tag=True):
     """To `PermitWanted`: which limit is reached, when to try again, and whether it is a key's or a model's; empty: the
     request may begin."""
@@ -152,6 +159,7 @@ ToProxy = (
     | NodeAnswer
     | PrefixFound
     | ScrapeWanted
+    | CancelResponse
     | PermitAnswer
 )
 
@@ -208,6 +216,13 @@ class Scraped(Struct, frozen=True, tag=True):
     families: tuple[Family, ...]
 
 
+class ResponseCancelled(Struct, frozen=True, tag=True):
+    """The response as it ended, in JSON; None where the proxy is not generating it."""
+
+    call_id: int
+    response: bytes | None
+
+
 class NodeCall(Struct, frozen=True, tag=True):
     """A call to the node: a method of `ServerQueries`, with its arguments. Answered by `NodeAnswer`."""
 
@@ -261,6 +276,7 @@ FromProxy = (
     | ProxyReport
     | Alive
     | Scraped
+    | ResponseCancelled
     | NodeCall
     | NodeCallCancelled
     | LookUp
@@ -282,6 +298,11 @@ class ProxyEnd(Protocol):
 
     async def scrape(self) -> tuple[Family, ...]:
         """The proxy's metrics; none of one that is lost meanwhile."""
+        ...
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        """Ends the response of that key: how it ended, in JSON. None where the proxy is not generating it, or is lost
+        meanwhile."""
         ...
 
     def tallies(self) -> Iterable[Tally]:

@@ -45,9 +45,11 @@ def create_app(
     trials: GrammarTrials | None = None,
     texts: TextWorkers | None = None,
     kept: ResponseStore | None = None,
+    running: RunningResponses | None = None,
 ) -> ASGIApp:
     """The ASGI application that serves `market`. Without `records` a retry is a new request; without `kept` it keeps
-    responses in its own memory. `trials` and `texts` are shared with others where they are given."""
+    responses in its own memory. `trials`, `texts` and the responses that are `running` are shared with others where
+    they are given."""
     app = FastAPI(title="Aegis", version=aegis.__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.market = market
     app.state.settings = settings or Settings()
@@ -58,7 +60,7 @@ def create_app(
     app.state.records = records or NoRecords()
     app.state.responses = kept or ResponseMemory(app.state.settings.responses_ttl_s)
     app.state.background = set()
-    app.state.running_responses = RunningResponses()
+    app.state.running_responses = running or RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()
     busy = (

@@ -199,6 +199,19 @@ class ServerQueries(Protocol):
         UserError."""
         ...
 
+    async def keep_response(self, key: str, stored: bytes) -> None:
+        """Keeps a response in the node's memory; `find_response` and `remove_response` are as in `ResponseStore`."""
+        ...
+
+    async def find_response(self, key: str) -> bytes | None: ...
+
+    async def remove_response(self, key: str) -> bool: ...
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        """Ends the response of that key, whichever proxy is generating it: how it ended, in JSON. None where none
+        is."""
+        ...
+
 
 class Permit(Protocol):
     """The permit of one request to begin."""

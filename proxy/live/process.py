@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -28,6 +29,7 @@ from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import (
     TELL_S,
     Alive,
+    CancelResponse,
     Card,
     CardRemoved,
     Drain,
@@ -36,6 +38,7 @@ from aegis.transport.node_messages import (
     PrefixFound,
     ProxyReport,
     Registering,
+    ResponseCancelled,
     Scraped,
     ScrapeWanted,
     Serves,
@@ -73,7 +76,7 @@ class _Process:
         )
         self._sent_records = self._sent_decisions = 0
         self._last_report: ProxyReport | None = None
-        self._scraping: set[asyncio.Task[None]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def join(self) -> None:
         """Returns when it knows all that the node does."""
@@ -118,9 +121,9 @@ class _Process:
             case NodeAnswer():
                 self._node.queries.answered(message)
             case ScrapeWanted(call_id):
-                task = asyncio.create_task(self._scrape(call_id))
-                self._scraping.add(task)
-                task.add_done_callback(self._scraping.discard)
+                self._begin(self._scrape(call_id))
+            case CancelResponse(call_id, key):
+                self._begin(self._cancel_response(call_id, key))
             case Drain(within_s):
                 self.proxy.deliver(message)
                 if self.draining.is_set():
@@ -130,8 +133,16 @@ class _Process:
             case _:
                 self.proxy.deliver(message)
 
+    def _begin(self, answering: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
     async def _scrape(self, call_id: int) -> None:
         self._node.notify(Scraped(call_id, await self.proxy.scrape()))
+
+    async def _cancel_response(self, call_id: int, key: str) -> None:
+        self._node.notify(ResponseCancelled(call_id, await self.proxy.cancel_response(key)))
 
 
 async def _serve(settings: ProxySettings) -> None:

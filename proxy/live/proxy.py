@@ -61,6 +61,8 @@ from proxy.http.market import (
     Served,
     ServerQueries,
 )
+from proxy.http.replies import encode
+from proxy.http.responses.running_responses import RunningResponses
 from proxy.live.permits import ProxyPermits, too_many
 from proxy.live.sequence_handle import LiveSequenceHandle
 from proxy.live.unread_answers import UnreadAnswers
@@ -132,6 +134,7 @@ class Proxy:
         self.number = number
         self.keys = Keyring()  # until its node sends them
         self.draining = False
+        self.running_responses = RunningResponses()
         self._gathering = 0  # calls of which not all choices have been submitted
         self._core = core
         self._node = node
@@ -286,6 +289,10 @@ class Proxy:
                 self._permits.answered(message)
             case _:
                 raise AssertionError(f"not for a proxy: {message}")
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        ended = await self.running_responses.cancel(key)
+        return None if ended is None else encode(ended)
 
     async def scrape(self) -> tuple[Family, ...]:
         return await in_slices(scrape(self._metrics.registry))

@@ -224,6 +224,18 @@ class RemoteQueries:
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         return cast(int, await self._ask("trim_memory", instance, timeout_s))
 
+    async def keep_response(self, key: str, stored: bytes) -> None:
+        await self._ask("keep_response", key, stored)
+
+    async def find_response(self, key: str) -> bytes | None:
+        return cast("bytes | None", await self._ask("find_response", key))
+
+    async def remove_response(self, key: str) -> bool:
+        return cast(bool, await self._ask("remove_response", key))
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        return cast("bytes | None", await self._ask("cancel_response", key))
+
     def _there(self, name: str) -> RemoteModel:
         """Raises UserError if it was removed meanwhile."""
         seen = self._node.models().get(name)

@@ -18,6 +18,7 @@ from aegis.metadata.store import Store
 from aegis.process.tasks import cancelled, watched
 from proxy.http.app import create_app
 from proxy.http.request.text_workers import TextWorkers
+from proxy.http.responses.stored_responses import NodeResponses
 from proxy.http.security.http_protocol import Connections, Protocol
 from proxy.http.settings import Settings, TlsFiles
 from proxy.live.certificate import Certificate
@@ -54,7 +55,12 @@ def http_server(proxy: Proxy, listener: socket.socket, store: Store | None, sett
     watched(texts.start())
     server = make_server(
         create_app(
-            proxy, settings, store.records if store else None, texts=texts, kept=store.responses if store else None
+            proxy,
+            settings,
+            store.records if store else None,
+            texts=texts,
+            kept=store.responses if store else NodeResponses(proxy.queries),
+            running=proxy.running_responses,
         ),
         host=listener.getsockname()[0],
         port=listener.getsockname()[1],

@@ -16,6 +16,7 @@ from threading import Event
 import httpx
 import pytest
 
+from tests import checkpoints
 from tests.attacks import test_http_memory
 from tests.attacks.harness import HONEST, attacked, ends_soon, recorded
 from tests.attacks.test_bodies import HEAVY
@@ -31,6 +32,9 @@ ANSWERED_MAX = 100
 """Answers that may come before the thread notices that it is to hang."""
 
 ENDLESS = HONEST | {"max_tokens": 4000}
+LASTING_TOKENS = 50_000
+LASTING = HONEST | {"max_tokens": LASTING_TOKENS}
+"""Outlives the time that streams are given at the end, however fast steps are."""
 LAST_S = 16.0
 """That the end may take where nothing of the orderly one works. It is no 5 s: so long the launcher
 gives an orderly end before it is killed, besides `--shutdown-timeout`."""
@@ -50,7 +54,7 @@ if "launch" in sys.orig_argv:
 
 @contextmanager
 def hanging_connections(server: Server) -> Iterator[None]:
-    body = json.dumps(ENDLESS | {"stream": True}).encode()
+    body = json.dumps(LASTING | {"stream": True}).encode()
     whole = request("/v1/completions", body)
     with ExitStack() as stack:
         for _ in range(UNREAD):
@@ -64,17 +68,16 @@ def hanging_connections(server: Server) -> Iterator[None]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("proxies", [1, 2])
-def test_nobody_who_hangs_keeps_it_from_ending(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, proxies: int
-) -> None:
-    options = ["--models", str(checkpoints_dir / "llama"), "--proxies", str(proxies)]
+def test_nobody_who_hangs_keeps_it_from_ending(tmp_path: Path, cache: Path, proxies: int) -> None:
+    model = checkpoints.write(tmp_path / "llama", "llama", max_position_embeddings=LASTING_TOKENS + 64)
+    options = ["--models", str(model), "--proxies", str(proxies)]
     with attacked(tmp_path / "server", cache, *options) as server, hanging_connections(server):
 
         async def end(streams: list[Stream]) -> None:
             await until(lambda: all(stream.tokens for stream in streams), "all stream")
             await asyncio.to_thread(ends_soon, server)
 
-        streams = run_all(server.url, [ENDLESS] * proxies, end)  # type: ignore[arg-type]
+        streams = run_all(server.url, [LASTING] * proxies, end)  # type: ignore[arg-type]
         for stream in streams:
             assert stream.error and stream.error["message"].startswith("the server is shutting down")
     assert "Traceback" not in server.output()

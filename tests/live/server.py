@@ -34,12 +34,6 @@ ROOT = Path(__file__).parents[2]
 _POLL_S = 0.02
 
 
-MODULES_ONLY = {"AEGIS_NO_COMPILED_STEPS": "1"}
-"""Tests look at streams while they run; compiled steps end those of tiny models before anybody has looked."""
-
-COMPILED = {"AEGIS_NO_COMPILED_STEPS": ""}
-
-
 def eventually(condition: Callable[[], T], what: str, within_s: float = WAIT_S) -> T:
     """The first result of `condition` that is true; fails where there is none in time."""
     deadline_s = time.monotonic() + within_s
@@ -134,7 +128,6 @@ def launched(
     log = directory / "log"
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", *options]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(cache), "TMPDIR": str(scratch)}
-    variables |= MODULES_ONLY
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,

@@ -102,3 +102,28 @@ def run_all(url: str, bodies: Sequence[Body], meanwhile: Meanwhile | None = None
 
     asyncio.run(main())
     return streams
+
+
+def run_again(url: str, bodies: Sequence[Body], meanwhile: Meanwhile) -> list[tuple[int, Stream]]:
+    """A client for each body, which asks again whenever it is answered until `meanwhile` is over: however fast the
+    server is, streams run all the time. All streams to their ends, with the numbers of their bodies."""
+    asked: list[tuple[int, Stream]] = []
+    streams: list[Stream] = []
+    over = asyncio.Event()
+
+    async def ask(number: int, client: httpx.AsyncClient) -> None:
+        while not over.is_set():
+            stream = Stream(bodies[number])
+            asked.append((number, stream))
+            streams.append(stream)
+            await stream.run(client)
+
+    async def main() -> None:
+        async with client_of(url) as client, asyncio.TaskGroup() as group:
+            for number in range(len(bodies)):
+                group.create_task(ask(number, client))
+            await meanwhile(streams)
+            over.set()
+
+    asyncio.run(main())
+    return asked

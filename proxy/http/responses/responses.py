@@ -29,10 +29,11 @@ from proxy.http.responses.response_body import ResponseBody, chat_request, head_
 from proxy.http.responses.response_events import ResponseEvents
 from proxy.http.responses.response_items import ResponseObject
 from proxy.http.responses.response_shape import Callbacks, ResponseShape, failure, item_id
+from proxy.http.responses.running_responses import RunningResponse
 from proxy.http.responses.stored_responses import StoredResponse
 from proxy.http.security.key_guard import caller_of
 from proxy.http.security.large_bodies import SMALL_BYTES
-from proxy.http.settings import market_of, settings_of
+from proxy.http.settings import market_of, queries_of, settings_of
 from proxy.http.translated import Translated
 
 _NAMES = {
@@ -95,21 +96,35 @@ async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ig
 
     conversation, chat = await beside_loop(read, nbytes, few=SMALL_BYTES)
 
-    async def generate(asking: Request) -> Response:
-        return await _converse(asking, head, conversation, chat)
+    async def generate(asking: Request, begun: RunningResponse | None = None) -> Response:
+        return await _converse(asking, head, conversation, chat, begun)
 
     return await (background.begin(request, head, generate) if head.background else generate(request))
 
 
 async def _converse(
-    request: Request, head: ResponseObject, conversation: kept.KeptConversation, chat: Translated
+    request: Request,
+    head: ResponseObject,
+    conversation: kept.KeptConversation,
+    chat: Translated,
+    begun: RunningResponse | None,
 ) -> Response:
+    """`begun` is what runs already; who began it says when it has failed."""
+
     async def keep(response: ResponseObject) -> None:
         if response.store:
             await kept.keep(request, response, conversation)
 
     running, key = kept.running_of(request), kept.own_key(request, head.id)
-    callbacks = Callbacks(partial(running.begin, key), partial(running.end, key), keep, time)
+
+    def begin() -> RunningResponse:
+        return begun or running.begin(key)
+
+    def end(ended: RunningResponse, last: ResponseObject | None) -> None:
+        if last is not None or not begun:
+            running.end(key, ended, last)
+
+    callbacks = Callbacks(begin, end, keep, time)
     with chat.renamed(_NAMES):
         shape = partial(ResponseShape, head, callbacks)
         return await converse(request, ChatBody(chat.values, nbytes=conversation.nbytes), shape, cuts=True)
@@ -151,18 +166,30 @@ async def list_input_items(request: Request) -> Response:
 
 @router.post(
     "/v1/responses/{response_id}/cancel",
-    **operation("Ends a response where it is", ResponseObject, problems=(*_FINDING, 409), parameters=(_ID,)),
+    **operation("Ends a response where it is", ResponseObject, problems=_FINDING, parameters=(_ID,)),
 )
 async def cancel_response(request: Request) -> Response:
-    """One that this proxy is generating. What it has so far is its output."""
-    ended = await kept.running_of(request).cancel(kept.own_key(request, request.path_params["response_id"]))
+    """What it has so far is its output, whichever proxy is generating it. One whose proxy is lost has none."""
+    key = kept.own_key(request, request.path_params["response_id"])
+    ended = await kept.running_of(request).cancel(key)
     if ended is not None:
         return json_reply(ended)
-    status = msgspec.json.decode((await _stored(request)).response)["status"]
-    if status == "in_progress":
-        message = "the response is not begun yet, or at another proxy, which alone can cancel it: try again"
-        raise UserError(message, status=409, param="response_id", code="response_elsewhere")
-    raise UserError(f"the response has ended: it is {status}", param="response_id", code="response_ended")
+    told = await queries_of(request).cancel_response(key)
+    if told is not None:
+        return Response(told, media_type="application/json")
+    found = (await _stored(request)).response
+    if (status := msgspec.json.decode(found, type=_Told).status) != "in_progress":
+        raise UserError(f"the response has ended: it is {status}", param="response_id", code="response_ended")
+    begun = msgspec.json.decode(found, type=ResponseObject)
+    cancelled = structs.replace(begun, status="cancelled")
+    await kept.put(request, cancelled, kept.KeptConversation())
+    return json_reply(cancelled)
+
+
+class _Told(Struct, frozen=True):
+    """Of a response, which may be large."""
+
+    status: str
 
 
 async def _stored(request: Request) -> StoredResponse:

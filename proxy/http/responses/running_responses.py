@@ -1,4 +1,5 @@
-"""The responses that one proxy is generating, so that a client can cancel one from another connection."""
+"""The responses that one proxy is generating, so that a client can cancel one from another connection, or through
+another proxy."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ class RunningResponses:
         return self._running[key]
 
     def end(self, key: str, running: RunningResponse, last: ResponseObject | None) -> None:
+        """The first time counts."""
         if self._running.get(key) is running:
             del self._running[key]
         if not running.last.done():

@@ -11,6 +11,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw, Struct
 
+from proxy.http.market import ServerQueries
+
 RESPONSE_BYTES_MAX = 4 << 20
 """Of one response with its conversation; a larger one is not kept."""
 
@@ -51,7 +53,7 @@ decode = msgspec.json.Decoder(StoredResponse).decode
 
 
 class ResponseMemory:
-    """Those of one proxy, in its memory. Implements `ResponseStore`. The oldest make room for new ones."""
+    """Those of one process, in its memory. Implements `ResponseStore`. The oldest make room for new ones."""
 
     def __init__(
         self, ttl_s: float = RESPONSES_TTL_S, *, bytes_max: int = _BYTES_MAX, clock: Callable[[], float] = monotonic
@@ -87,3 +89,19 @@ class ResponseMemory:
     def _drop(self, key: str) -> None:
         if key in self._stored:
             self._bytes_left += len(self._stored.pop(key)[1])
+
+
+class NodeResponses:
+    """Those that the node keeps for all its proxies, where they share no other store. Implements `ResponseStore`."""
+
+    def __init__(self, queries: ServerQueries) -> None:
+        self._queries = queries
+
+    async def keep(self, key: str, stored: bytes) -> None:
+        await self._queries.keep_response(key, stored)
+
+    async def find(self, key: str) -> bytes | None:
+        return await self._queries.find_response(key)
+
+    async def remove(self, key: str) -> bool:
+        return await self._queries.remove_response(key)

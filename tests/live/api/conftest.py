@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import checkpoints
 from tests.live.api.keys import ADMIN, ALICE, ALLOWED, AT_ONCE, BOB, CAROL, TOKENS, UNLIMITED
 from tests.live.server import Server, launched
 from tests.shared_servers import shared
@@ -20,7 +21,10 @@ def keyed(
     """Its configuration is the file `aegis.yaml` beside the directory of its log."""
     directory = tmp_path_factory.mktemp("keyed")
     (directory / "bob").write_text(BOB + "\n")
-    models = {name: {"path": str(checkpoints_dir / name)} for name in ("llama", "qwen2")}
+    long = checkpoints.write(directory / "long", "llama", max_position_embeddings=1 << 15)
+    models = {name: {"path": str(checkpoints_dir / name)} for name in ("llama", "qwen2")} | {
+        "long": {"path": str(long)}
+    }
     keys = {
         "alice": {"key": ALICE, "limits": {"requests_per_minute": ALLOWED}},
         "bob": {"file": "bob", "limits": {"concurrent": AT_ONCE}},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from tests import embedders, tool_caller
-from tests.live.server import Server
+from tests.live import market
+from tests.live.server import SPLIT, Server, launched
 from tests.snippets import snippet
 
 CALLER, EMBEDDER = "caller", "embedder"
@@ -27,22 +27,17 @@ class Place(BaseModel):
     days: int
 
 
-@contextmanager
-def added(server: Server, name: str, source: Path) -> Iterator[None]:
-    reply = server.post("/models/load", {"source": str(source), "name": name})
-    assert reply.status_code == 200, reply.text
-    yield
-    assert server.post("/models/unload", {"model": name}).status_code == 200
-
-
 @pytest.fixture(scope="module")
-def calling(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server, with a model that calls tools and one that embeds."""
+def calling(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Server]:
+    """A server of a model that calls tools and one that embeds, which takes another engine in each instance."""
     directory = tmp_path_factory.mktemp("clients")
-    caller = tool_caller.write(directory / CALLER, context_tokens=1 << 12)
-    embedder = embedders.write(directory / EMBEDDER, "bert", pooling={"pooling_mode_mean_tokens": True})
-    with added(server, CALLER, caller), added(server, EMBEDDER, embedder):
-        yield server
+    tool_caller.write(directory / "models" / CALLER, context_tokens=1 << 12)
+    embedders.write(directory / "models" / EMBEDDER, "bert", pooling={"pooling_mode_mean_tokens": True})
+    options = ["--models", str(directory / "models"), "--dtype", "float32", "--device-memory", "64MiB", *SPLIT]
+    options += ["--engine", market.ENGINE, "--proxies", str(market.PROXIES), *market.PIECES]
+    with launched(directory / "server", cache, *options, "--debug-memory") as running:
+        running.wait_for_ready()
+        yield running
 
 
 def run(server: Server, heading: str) -> dict[str, Any]:

@@ -20,6 +20,9 @@ from tests.live.streams import WAIT_S
 PROXIES = ("proxy-0", "proxy-1")
 BODY: dict[str, Any] = {"model": "llama", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
+LONG = {"model": "long", "max_tokens": 3000, "stream": True}
+LASTING = LONG | {"max_tokens": 16_000}
+"""Nobody waits for its end."""
 
 
 def client_of(server: Server, key: str) -> httpx.AsyncClient:
@@ -72,7 +75,7 @@ def test_requests_per_minute_are_the_server_s_not_each_proxy_s(keyed: Server) ->
 
 
 def test_no_more_run_at_once_than_may_and_those_that_leave_make_room(keyed: Server) -> None:
-    long = BODY | ENDLESS | {"max_tokens": 3000, "stream": True}
+    long = BODY | ENDLESS | LASTING
 
     async def main() -> list[int]:
         seen: list[int] = []
@@ -111,7 +114,7 @@ def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(keyed
     written = json.loads(file.read_text())
     dave = "sk-dave-s3cret"
     (file.parent / "dave").write_text(dave)
-    long = BODY | ENDLESS | {"max_tokens": 2000, "stream": True}
+    long = BODY | ENDLESS | LONG
 
     def edit(**more: dict[str, Any]) -> None:
         file.write_text(json.dumps(written | {"api_keys": written["api_keys"] | more}))
@@ -163,7 +166,7 @@ def test_the_log_is_json_and_holds_no_key(keyed: Server) -> None:
 
 def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(keyed: Server) -> None:
     """The last test: it ends the server."""
-    long = BODY | ENDLESS | {"max_tokens": 1500, "stream": True}
+    long = BODY | ENDLESS | LONG
 
     async def main() -> tuple[str, int]:
         async with (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.cases import Case
-from tests.live.server import COMPILED, Server, launched
+from tests.live.server import Server, launched
 from tests.live.streams import run_all
 
 STREAMS = 24
@@ -22,7 +22,7 @@ def mixed(
     """In memory for two models of eight."""
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", tight_memory]
     kind = ["--mixed", "1", "--policy", request.param]
-    with launched(tmp_path, cache, *options, *kind, "--debug-memory", environment=COMPILED) as running:
+    with launched(tmp_path, cache, *options, *kind, "--debug-memory") as running:
         running.wait_for_ready()
         yield running
 

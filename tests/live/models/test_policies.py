@@ -14,7 +14,7 @@ from aegis.policies import RECIPES
 from aegis.telemetry.node_report import NodeReport
 from tests.live.cases import Case
 from tests.live.market import MARKET
-from tests.live.server import COMPILED, SPLIT, Server, launched
+from tests.live.server import SPLIT, Server, launched
 from tests.live.streams import run_all
 
 STREAMS = 24
@@ -61,7 +61,7 @@ def scheduled(
     site = SITES.get(request.param, Site())
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--device-memory", site.memory or tight_memory]
     options += ["--policy", request.param, *site.roles, "--debug-memory"]
-    with launched(tmp_path, cache, *options, environment=COMPILED) as running:
+    with launched(tmp_path, cache, *options) as running:
         running.wait_for_ready()
         yield Launched(request.param, site, running)
 

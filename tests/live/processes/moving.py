@@ -17,7 +17,7 @@ from tests.long_forms import LONG
 MOVED, OTHER = list(MARKET)[:2]
 STREAMS, BESIDE = 16, 4
 MOVES = 20 if LONG else 6
-MAX_TOKENS = 1500 if LONG else 500
+MAX_TOKENS = 1500
 GAP_S = 1.0
 _FACTORS = (17, 17, 13, 13, 17, 17, 17, 17, 17, 17, 17, 17, 17, 17, 13, 17, 13, 19, 13, 31)
 """Of prompts whose answers have no two tokens that are nearly as likely, which rounding would decide."""

@@ -18,7 +18,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
 from tests.live.market import MARKET
 from tests.live.server import Server, eventually, launched
-from tests.live.streams import Body, Stream, run_all, until
+from tests.live.streams import Body, Stream, run_again, run_all, until
 
 STREAMS = 16
 MAX_TOKENS = 140
@@ -71,8 +71,18 @@ def undisturbed(cluster: Cluster) -> list[list[int]]:
     return [stream.tokens for stream in streams]
 
 
-def _in_the_middle(streams: Sequence[Stream]) -> bool:
-    return sum(len(stream.tokens) for stream in streams) >= 10 * STREAMS
+def _while_streams_run(cluster: Cluster, undisturbed: list[list[int]], *words: str) -> subprocess.CompletedProcess[str]:
+    """The answer to an order, which harms no stream."""
+    answers: list[subprocess.CompletedProcess[str]] = []
+
+    async def strike(streams: Sequence[Stream]) -> None:
+        await until(lambda: sum(len(stream.tokens) for stream in streams) >= 10 * STREAMS, "the moment to order it")
+        answers.append(await asyncio.to_thread(cluster.ctl, *words))
+
+    asked = run_again(cluster.server.url, _bodies(), strike)
+    assert [stream.error for _, stream in asked] == [None] * len(asked)
+    assert all(stream.done and stream.tokens == undisturbed[number] for number, stream in asked)
+    return answers[0]
 
 
 def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:
@@ -83,14 +93,8 @@ def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:
 
 def test_a_drained_instance_hands_its_streams_on(cluster: Cluster, undisturbed: list[list[int]]) -> None:
     server = cluster.server
-    answers: list[subprocess.CompletedProcess[str]] = []
-
-    async def strike(streams: Sequence[Stream]) -> None:
-        await until(lambda: _in_the_middle(streams), "the moment to drain it")
-        answers.append(await asyncio.to_thread(cluster.ctl, "drain", SECOND))
-
-    _exact(run_all(server.url, _bodies(), strike), undisturbed)
-    assert (answers[0].returncode, answers[0].stdout) == (0, f"{SECOND} is drained\n")
+    answer = _while_streams_run(cluster, undisturbed, "drain", SECOND)
+    assert (answer.returncode, answer.stdout) == (0, f"{SECOND} is drained\n")
     assert server.ready()
     last = cluster.ctl("drain", FIRST)
     assert (last.returncode, last.stderr) == (1, "aegis: it is the last one; nobody would serve any more\n")
@@ -137,14 +141,8 @@ def test_an_instance_changes_its_role_while_it_serves(tmp_path: Path, cache: Pat
         server.wait_for_ready()
         cluster = Cluster(server, None)
         undisturbed = [stream.tokens for stream in run_all(server.url, _bodies())]
-        answers: list[subprocess.CompletedProcess[str]] = []
-
-        async def strike(streams: Sequence[Stream]) -> None:
-            await until(lambda: _in_the_middle(streams), "the moment to change it")
-            answers.append(await asyncio.to_thread(cluster.ctl, "role", "prefill-1", "decode"))
-
-        _exact(run_all(server.url, _bodies(), strike), undisturbed)
-        assert (answers[0].returncode, answers[0].stdout) == (0, "prefill-1 is decode\n")
+        answer = _while_streams_run(cluster, undisturbed, "role", "prefill-1", "decode")
+        assert (answer.returncode, answer.stdout) == (0, "prefill-1 is decode\n")
         assert server.get("/debug/node").json()["instances"]["prefill-1"] == "decode"
         assert cluster.ctl("role", "prefill-0", "decode").returncode == 1
         _exact(run_all(server.url, _bodies()), undisturbed)

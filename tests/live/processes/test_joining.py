@@ -19,7 +19,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
 from tests.live.market import MARKET
 from tests.live.server import SPLIT, Server, eventually, launched, processes_of
-from tests.live.streams import Body, Stream, run_all, until
+from tests.live.streams import Body, Stream, run_again, run_all, until
 
 MODELS = list(MARKET)[:3]
 STREAMS = 12
@@ -47,18 +47,25 @@ def _bodies() -> list[Body]:
     return bodies
 
 
-def _answers(server: Server, *words: str) -> tuple[list[list[int]], list[subprocess.CompletedProcess[str]]]:
-    """With an order in the middle of it, if there are `words`."""
+def _answers(server: Server) -> list[list[int]]:
+    streams = run_all(server.url, _bodies())
+    assert [stream.error for stream in streams] == [None] * STREAMS
+    assert all(stream.done and len(stream.tokens) == MAX_TOKENS for stream in streams)
+    return [stream.tokens for stream in streams]
+
+
+def _while_streams_run(server: Server, undisturbed: list[list[int]], *words: str) -> subprocess.CompletedProcess[str]:
+    """The answer to an order, which harms no stream."""
     replies: list[subprocess.CompletedProcess[str]] = []
 
     async def strike(streams: Sequence[Stream]) -> None:
         await until(lambda: sum(len(stream.tokens) for stream in streams) >= 5 * STREAMS, "the moment to order it")
         replies.append(await asyncio.to_thread(ctl, server, *words))
 
-    streams = run_all(server.url, _bodies(), strike) if words else run_all(server.url, _bodies())
-    assert [stream.error for stream in streams] == [None] * STREAMS
-    assert all(stream.done and len(stream.tokens) == MAX_TOKENS for stream in streams)
-    return [stream.tokens for stream in streams], replies
+    asked = run_again(server.url, _bodies(), strike)
+    assert [stream.error for _, stream in asked] == [None] * len(asked)
+    assert all(stream.done and stream.tokens == undisturbed[number] for number, stream in asked)
+    return replies[0]
 
 
 def _instances(server: Server) -> dict[str, str]:
@@ -77,22 +84,20 @@ def _steps(server: Server, instance: str) -> int:
 
 
 def test_instances_join_serve_and_leave_while_streams_go_on(server: Server) -> None:
-    undisturbed, _ = _answers(server)
-    tokens, (added,) = _answers(server, "add", "--role", "decode", "--count", "2")
+    undisturbed = _answers(server)
+    added = _while_streams_run(server, undisturbed, "add", "--role", "decode", "--count", "2")
     assert (added.returncode, added.stdout, added.stderr) == (0, "decode-1, decode-2 serve\n", "")
-    assert tokens == undisturbed
     assert _instances(server) == {"prefill-0": "prefill"} | {f"decode-{n}": "decode" for n in range(3)}
 
     def each_has_stepped() -> bool:
         """The policy decides where a few streams go; of many, some reach each instance."""
-        assert _answers(server)[0] == undisturbed
+        assert _answers(server) == undisturbed
         return all(_steps(server, joined) for joined in ("decode-1", "decode-2"))
 
     eventually(each_has_stepped, "they take their part")
 
-    tokens, (removed,) = _answers(server, "remove", "decode-0")
+    removed = _while_streams_run(server, undisturbed, "remove", "decode-0")
     assert (removed.returncode, removed.stdout) == (0, "decode-0 is removed\n")
-    assert tokens == undisturbed
     assert ctl(server, "drain", "decode-1").returncode == 0
     assert ctl(server, "remove", "decode-1").returncode == 0
     last = ctl(server, "remove", "decode-2")
@@ -103,7 +108,7 @@ def test_instances_join_serve_and_leave_while_streams_go_on(server: Server) -> N
     assert ctl(server, "add", "--role", "decode").stdout == "decode-3 serves\n", "no name is used twice"
     assert _instances(server) == {"prefill-0": "prefill", "decode-2": "decode", "decode-3": "decode"}
     assert server.ready()
-    assert _answers(server)[0] == undisturbed
+    assert _answers(server) == undisturbed
     assert server.metrics().instances() == sorted(_instances(server))
     server.wait_for_freed_memory()
 
@@ -120,7 +125,7 @@ def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) ->
     assert _instances(server) == before
     assert server.ready()
     assert server.metrics().instances() == sorted(before)
-    assert _answers(server)[0]
+    assert _answers(server)
 
 
 def test_of_two_who_remove_it_one_comes_too_late(server: Server) -> None:
@@ -171,4 +176,4 @@ def test_a_role_that_was_given_up_is_served_again_by_one_that_joins(server: Serv
     assert added.returncode == 0, added.stderr
     assert ctl(server, "remove", "prefill-0").stdout == "prefill-0 is removed\n"
     assert server.ready()
-    assert _answers(server)[0]
+    assert _answers(server)

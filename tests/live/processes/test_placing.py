@@ -3,7 +3,7 @@ disturbed."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -12,7 +12,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
 from tests.live.market import MARKET, Reference
 from tests.live.server import START_S, Server, eventually, launched
-from tests.live.streams import Body, Stream, client_of, until
+from tests.live.streams import Body, Stream, run_again, until
 
 MODELS = list(MARKET)[:2]
 STREAMS, TOKENS = 8, 300
@@ -33,25 +33,6 @@ def gather(server: Server) -> None:
         assert ctl(server, "move", model, "mixed-0").returncode == 0
 
 
-async def asked_until(server: Server, said: str) -> list[tuple[int, Stream]]:
-    """As many clients that always ask, until the server has logged that."""
-    asked: list[tuple[int, Stream]] = []
-    over = asyncio.Event()
-
-    async def ask(number: int) -> None:
-        while not over.is_set():
-            stream = Stream(bodies()[number])
-            asked.append((number, stream))
-            await stream.run(client)
-
-    async with client_of(server.url) as client, asyncio.TaskGroup() as group:
-        for number in range(STREAMS):
-            group.create_task(ask(number))
-        await until(lambda: said in server.output(), said)
-        over.set()
-    return asked
-
-
 def test_a_model_leaves_a_device_that_has_no_time_for_it(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, references: dict[str, Reference]
 ) -> None:
@@ -61,7 +42,11 @@ def test_a_model_leaves_a_device_that_has_no_time_for_it(
     with launched(tmp_path, cache, *models, *_OPTIONS) as server:
         server.wait_for_ready()
         gather(server)
-        asked = asyncio.run(asked_until(server, "a model has moved"))
+
+        async def moved(_: Sequence[Stream]) -> None:
+            await until(lambda: "a model has moved" in server.output(), "a model has moved")
+
+        asked = run_again(server.url, bodies(), moved)
         assert [stream.error for _, stream in asked] == [None] * len(asked)
         assert all(stream.done and stream.tokens == expected[number] for number, stream in asked)
         (moves,) = [line for line in server.output().splitlines() if "a model moves" in line]

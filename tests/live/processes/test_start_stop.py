@@ -26,10 +26,10 @@ INSTANCES = 2
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its context is long enough for requests that outlive the server."""
-    return checkpoints.write(tmp_path_factory.mktemp("long") / "long", "llama", max_position_embeddings=1 << 15)
+    return checkpoints.write(tmp_path_factory.mktemp("long") / "long", "llama", max_position_embeddings=1 << 16)
 
 
-ENDLESS: Body = {"model": "long", "prompt": [5, 6, 7], "max_tokens": 20_000, "ignore_eos": True}
+ENDLESS: Body = {"model": "long", "prompt": [5, 6, 7], "max_tokens": 50_000, "ignore_eos": True}
 
 
 # --- what cannot start ----------------------------------------------------------------------------------------------

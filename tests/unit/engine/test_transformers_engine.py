@@ -16,7 +16,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer
 from aegis.core.request import Sampling
-from aegis.engine.transformers_engine import TransformersEngine, _build, _of_config, _tensors
+from aegis.engine.transformers_engine import TransformersEngine, _of_config, _tensors, built_for
 from aegis.models.kv_probe import Probed
 from tests.unit.engine.generation import GREEDY, Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
@@ -327,7 +327,7 @@ def test_a_module_is_built_as_on_the_meta_device(name: str, llama: Built, tmp_pa
     spec = msgspec.structs.replace(llama.spec, directory=str(tmp_path))
     with torch.device("meta"):
         expected = _of_config(AutoConfig.from_pretrained(tmp_path))
-    assert shapes(_build(spec)) == shapes(expected)
+    assert shapes(built_for(spec)) == shapes(expected)
 
 
 def shapes(module: torch.nn.Module) -> list[object]:

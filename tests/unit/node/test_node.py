@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.core.messages import (
+    AddModel,
     DropProxy,
     ForgetPeer,
     MeetProxy,
@@ -19,12 +20,13 @@ from aegis.core.messages import (
     ReleaseProxy,
     ToInstance,
 )
-from aegis.core.model import Slo
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Role
 from aegis.node.devices import Devices
 from aegis.node.node import Node
 from aegis.node.registration import register
 from aegis.process.clock import MonotonicClock
+from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
@@ -73,6 +75,7 @@ class Stand:
 
     def __init__(self) -> None:
         self.link = Link()
+        self.built: list[ModelSpec] = []
         budget = Budget(pages=8, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=8, instances=len(INSTANCES))
         clock = MonotonicClock()
         devices = Devices([CountedPool(8, PAGE)], dict.fromkeys(INSTANCES, 0), clock, floor_bytes=0, idle_s=1000.0)
@@ -90,6 +93,7 @@ class Stand:
             default_slo=Slo(),
             register=partial(register, fork_server=cast(Any, None)),  # no model is added
             check_laws=True,
+            build_before=self.built.append,
         )
         self.node.pool = cast(Any, Processes(dict.fromkeys(INSTANCES, Role.DECODE) | {P0: Role.PREFILL}))
         self.ends = {HERE: End("ipc://here"), THERE: End("ipc://there")}
@@ -108,6 +112,15 @@ def standing(work: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
         await work(Stand())
 
     asyncio.run(main())
+
+
+def test_a_model_that_is_added_is_built_for_instances_that_start_later() -> None:
+    async def work(stand: Stand) -> None:
+        spec = make_spec(0, image_pages=1, block_bytes=128)
+        stand.node.broadcast(AddModel(spec))
+        assert stand.built == [spec] and [instance for instance, _ in stand.link.of(AddModel)] == list(stand.node.up)
+
+    standing(work)
 
 
 def test_instances_meet_every_proxy_whoever_came_first() -> None:

@@ -27,12 +27,19 @@ class End:
 
     def __init__(self) -> None:
         self.told: list[ToProxy] = []
+        self.responses: dict[str, bytes] = {}
+        self.hangs = False
 
     def deliver(self, message: ToProxy) -> None:
         self.told.append(message)
 
     async def scrape(self) -> tuple[Family, ...]:
         return ()
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.responses.get(key)
 
     def tallies(self) -> list[Tally]:
         return [Tally(M, waiting=1, arrived=4)]
@@ -53,6 +60,17 @@ async def begun(ends: ProxyLinks) -> asyncio.Task[None]:
     task = asyncio.create_task(ends.lost(LOST))
     await asyncio.sleep(0)
     return task
+
+
+def test_a_response_is_cancelled_by_whoever_generates_it_while_another_one_hangs() -> None:
+    async def main() -> None:
+        ends, made = joined(FIRST, SECOND, THIRD)
+        made[0].hangs, made[2].responses = True, {"a": b"ended"}
+        assert await ends.cancel_response("a") == b"ended"
+        made[0].hangs = False
+        assert await ends.cancel_response("b") is None
+
+    run(main())
 
 
 def test_a_loss_is_over_when_all_have_noted_it() -> None:

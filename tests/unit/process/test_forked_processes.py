@@ -39,6 +39,13 @@ MODULES = {
         "        raise AttributeError(name)\n"
         "    had.append(name)\n"
     ),
+    "makes": (
+        "import threading, time\n"
+        "made = []\n"
+        "def make(data): made.append(data.decode())\n"
+        "def fail(data): raise ValueError\n"
+        "def begin(data): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+    ),
     "waits": "import signal\nprint('up', flush=True)\nsignal.pause()",
 }
 
@@ -115,6 +122,24 @@ def test_it_ends_as_any_program(server: ForkServer, program: str, code: int, sai
 def test_a_named_part_of_a_module_was_asked_for_before(server: ForkServer) -> None:
     code, _, told, _ = run(output(server, "ends", "import lazy, sys; sys.exit(7 if lazy.had == ['PART'] else 1)"))
     assert code == 7, told
+
+
+def test_children_have_what_was_prepared_before_they_were_started(environment: dict[str, str]) -> None:
+    tell = "import makes, sys; sys.exit(''.join(makes.made))"
+
+    async def work(server: ForkServer) -> list[str]:
+        told = [(await output(server, "ends", tell))[2]]
+        for function, data in (("makes:make", "é"), ("makes:fail", ""), ("makes:none", ""), ("none:make", "")):
+            server.prepare(function, data.encode())
+        server.prepare("makes:make", b"b" * (1 << 17))
+        told.append((await output(server, "ends", tell))[2])
+        server.prepare("makes:begin", b"")
+        return [*told, (await output(server, "ends", tell))[2]]
+
+    with closing(ForkServer(["imported"], environment)) as server:
+        assert run(work(server)) == ["\n", "é" + "b" * (1 << 17) + "\n", "\n"], "one with a thread is not forked"
+        server.close()
+        server.prepare("makes:make", b"nobody does")
 
 
 def test_many_are_started_at_once_and_each_is_killed_alone(server: ForkServer) -> None:

@@ -37,7 +37,10 @@ from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.telemetry.spans import Span
 from proxy.http.app import create_app
 from proxy.http.market import Delivery, Delta, Finished, PromptScores
+from proxy.http.replies import encode
 from proxy.http.request.text_workers import TextWorkers
+from proxy.http.responses.running_responses import RunningResponses
+from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.settings import Settings
 
 BOS, EOS = 256, 257
@@ -207,6 +210,8 @@ class ScriptedMarket:
     tallies: dict[str, Tally] = field(default_factory=dict)
     memory: MemoryReport | None = None
     past: History = field(default_factory=lambda: History(spans=4, records=4, decisions=4, token_times=True))
+    responses: ResponseMemory = field(default_factory=ResponseMemory)
+    elsewhere: RunningResponses = field(default_factory=RunningResponses)  # those of another proxy
 
     def answered(self, path: str, code: int, refused: str | None) -> None:
         self.answers.append((path, code))
@@ -335,6 +340,19 @@ class ScriptedMarket:
     async def trim_memory(self, instance: str, *, timeout_s: float) -> int:
         self.moves.append(("trim", instance, timeout_s))
         return 0
+
+    async def keep_response(self, key: str, stored: bytes) -> None:
+        await self.responses.keep(key, stored)
+
+    async def find_response(self, key: str) -> bytes | None:
+        return await self.responses.find(key)
+
+    async def remove_response(self, key: str) -> bool:
+        return await self.responses.remove(key)
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        ended = await self.elsewhere.cancel(key)
+        return encode(ended) if ended else None
 
 
 def pools(*, dimensions: int = 4, value: float | None = None) -> Script:

@@ -22,6 +22,7 @@ from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.registration import Waiting
 from aegis.transport.links import Hub, Spoke
 from aegis.transport.node_messages import (
+    CancelResponse,
     Card,
     CardRemoved,
     FromProxy,
@@ -31,10 +32,12 @@ from aegis.transport.node_messages import (
     NodeCallCancelled,
     Noted,
     PrefixFound,
+    ResponseCancelled,
     Scraped,
     ScrapeWanted,
     ToProxy,
 )
+from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.live.remote_node import RemoteNode
 from proxy.routing.events import ModelUp
 
@@ -62,6 +65,7 @@ class FakeQueries:
 
     served: dict[str, Model] = field(default_factory=dict)
     ended: bool = False
+    responses: ResponseMemory = field(default_factory=ResponseMemory)
 
     def models(self) -> Mapping[str, Model]:
         return self.served
@@ -70,6 +74,18 @@ class FakeQueries:
         if instance == "broken":
             raise ValueError(instance)
         raise UserError(f"no instance '{instance}' is up", status=404, param="instance", code="gone", kind="odd")
+
+    async def keep_response(self, key: str, stored: bytes) -> None:
+        await self.responses.keep(key, stored)
+
+    async def find_response(self, key: str) -> bytes | None:
+        return await self.responses.find(key)
+
+    async def remove_response(self, key: str) -> bool:
+        return await self.responses.remove(key)
+
+    async def cancel_response(self, key: str) -> bytes | None:
+        return key.encode()
 
     async def limit_memory(self, instance: str, nbytes: int, *, timeout_s: float) -> int:
         return nbytes + round(timeout_s)
@@ -106,7 +122,7 @@ class Pair:
             identity, messages = await self._hub.receive()
             assert identity == WHO
             for message in messages:
-                if isinstance(message, NodeCall | NodeCallCancelled | Scraped):
+                if isinstance(message, NodeCall | NodeCallCancelled | Scraped | ResponseCancelled):
                     self.proxy.on_message(message)
                 elif isinstance(message, LookUp):
                     kept = KeptPrefix(((0, 1),), 16, len(message.job.prompt)) if message.job.sent else None
@@ -124,6 +140,8 @@ class Pair:
                         self.node.queries.answered(message)
                     case ScrapeWanted(call_id):
                         self.node.notify(Scraped(call_id, FAMILIES))
+                    case CancelResponse(call_id, key):
+                        self.node.notify(ResponseCancelled(call_id, b"ended" if key == "a/r" else None))
                     case _:
                         self.told.append(message)
 
@@ -237,13 +255,35 @@ def test_metrics_are_told_when_they_are_wanted(tmp_path: Path) -> None:
     paired(tmp_path, work)
 
 
+def test_a_response_is_cancelled_through_the_node(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        assert await pair.proxy.cancel_response("a/r") == b"ended"
+        assert await pair.proxy.cancel_response("b/r") is None
+        assert await pair.node.queries.cancel_response("c/r") == b"c/r", "which asks the node"
+
+    paired(tmp_path, work)
+
+
+def test_responses_are_kept_at_the_node(tmp_path: Path) -> None:
+    async def work(pair: Pair) -> None:
+        queries = pair.node.queries
+        await queries.keep_response("a/r", b"\x00 any bytes")
+        assert await queries.find_response("a/r") == b"\x00 any bytes"
+        assert await queries.find_response("b/r") is None
+        assert [await queries.remove_response("a/r") for _ in range(2)] == [True, False]
+
+    paired(tmp_path, work)
+
+
 def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
     async def main() -> None:
         pair = Pair(tmp_path)  # and nobody listens
         scraping = asyncio.create_task(pair.proxy.scrape())
+        cancelling = asyncio.create_task(pair.proxy.cancel_response("a/r"))
         await asyncio.sleep(0)
         pair.proxy.lost()
         assert await scraping == ()
+        assert await cancelling is None
         pair.close()
 
     asyncio.run(main())
