@@ -38,6 +38,7 @@ COMPILED = (
     "decode/kv_swap.py",
     "decode/kv_arrivals.py",
     "decode/adapters.py",
+    "decode/answer_lengths.py",
     "decode/batch_requests.py",
     "decode/batch_view.py",
     "decode/step_times.py",

@@ -7,8 +7,9 @@ from math import exp
 from aegis.core.estimators import Latency
 from aegis.core.events import Stepped
 from aegis.core.model import Slo
-from aegis.core.views import ANSWER_TOKENS, BatchView, worth_of
-from decode.batch_requests import BatchRequests, Deadline
+from aegis.core.views import BatchView, worth_of
+from decode.answer_lengths import AnswerLengths
+from decode.batch_requests import BatchRequests
 from decode.sequences import NOWHERE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
@@ -30,6 +31,7 @@ class BatchViews:
         self.ledger = ledger
         self.work = work
         self.step_times = step_times
+        self.answers = AnswerLengths()
         self._models = models
         self._change_times = change_times
 
@@ -63,9 +65,9 @@ class BatchViews:
         resident = there or weights.is_loading(model)
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
-        savable_due_ns = prompt_rank_ns = None
-        prompt_ns, piece_ns = 0, 0
-        worth = _worth(waiting, decoding, lead_ns, prefill_ns, step_ns, slo, now_ns) if rules.sheds else (None, 0.0)
+        savable_due_ns, prompt_rank_ns, prompt_ns, piece_ns = None, None, 0, 0
+        answer_tokens = self.answers.expected(model)
+        worth = _worth(seen, lead_ns, prefill_ns, step_ns, answer_tokens, now_ns) if rules.sheds else (None, 0.0)
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
@@ -131,23 +133,17 @@ def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: i
 
 
 def _worth(
-    waiting: list[Deadline],
-    decoding: list[Deadline],
-    lead_ns: int,
-    prefill_ns: int,
-    step_ns: int,
-    slo: Slo,
-    now_ns: int,
+    seen: BatchRequests, lead_ns: int, prefill_ns: int, step_ns: int, answer_tokens: float, now_ns: int
 ) -> tuple[int | None, float]:
     """The latest start with which the first token that can be on time is, and what its requests are worth.
 
     One on time is worth what its priority says. One that is late makes no token on time before it has caught up, which
     takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with a
-    chance of `exp(-tokens / ANSWER_TOKENS)`."""
+    chance of `exp(-tokens / answer_tokens)`."""
     in_time_by_ns: int | None = None
-    worth = 0.0
-    lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * ANSWER_TOKENS)
-    for deadlines, ahead_ns in ((waiting, lead_ns + prefill_ns), (decoding, lead_ns)):
+    worth, slo = 0.0, seen.slo
+    lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * answer_tokens)
+    for deadlines, ahead_ns in ((seen.waiting, lead_ns + prefill_ns), (seen.decoding, lead_ns)):
         for due_ns, urgent_ns in deadlines:
             late_ns = now_ns - due_ns + ahead_ns
             value = 1.0 if urgent_ns == due_ns else worth_of((urgent_ns - due_ns) // slo.ttft_ns)

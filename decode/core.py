@@ -301,6 +301,7 @@ class DecodeCore:
         steps, rows = len(event.steps), len(stepped)
         self.counters.steps += steps
         self.counters.generated_tokens += steps * rows
+        self._views.answers.made(stepped[0].job.model, steps * rows)
         if alone and (took := self._second.learn_steps(stepped, event, now_ns)):
             self._effects.send(took)
         turn = self._work.turn
@@ -320,6 +321,7 @@ class DecodeCore:
             if self._kv.reuses:
                 sequence.made += [made[row].id for made in event.steps]
             if sequence.job.sampling.finish(sequence.generated - 1, token.id):
+                self._views.answers.ended(sequence.job.model)
                 self._leave(sequence, keep=True)
 
     def _prefilled(
@@ -590,6 +592,7 @@ class DecodeCore:
         self._kv.give_up_offers()
         for model in self._models.drop_unused(self._in_use()):
             self._step_times.forget(model)
+            self._views.answers.forget(model)
             self._second.forget(model)
 
     def _in_use(self) -> set[ModelId]:

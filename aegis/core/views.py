@@ -312,6 +312,7 @@ class Renewal(StrEnum):
     ROUND = "round"  # only then
     TURN = "turn"  # when one is: what the plan says of later ones is a forecast
     ARRIVAL = "arrival"  # at once when a request has come, or a chunk of a prefill is done
+    ALWAYS = "always"  # then, and when a turn is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
 _RULES = TurnRules(
-    renewal=Renewal.ARRIVAL,
+    renewal=Renewal.ALWAYS,
     sheds=True,
     chunk_tokens=16,
     merges=True,
@@ -66,9 +66,10 @@ class LeastSlack:
     No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
     is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
     not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them or a run
-    beside them; besides, each batch has a turn in a round. A turn lasts for a quantum, the prefills it was planned with
-    and one run. So a request that waits, other than for memory, waits for no more turns than others have tokens due
-    before its own may count, prefills and batches.
+    beside them. A turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits,
+    other than for memory, waits for no more turns than others have tokens due before its own may count, prefills and
+    batches.
+    Each end of a turn makes a new plan: the other turns of the old one would go to batches that are to be put off.
     A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
     others: its deadline would get the batch turn after turn, in which only those went on.
 

@@ -132,6 +132,22 @@ def test_views_say_what_a_batch_is_worth() -> None:
     assert view.worth == pytest.approx(expected[0] + 4 * expected[1] + expected[2])
 
 
+def test_who_is_late_is_worth_less_of_a_model_whose_answers_are_short() -> None:
+    """The first answer here has two tokens, one of them made by its prefill elsewhere."""
+    slo = Slo(2_000_000_000, 100_000_000)
+    hasty = make_spec(5, image_pages=3, block_bytes=PAGE // 4, slo=slo)
+    policy = Planned((1, True, True), (2, True, True), rules=TurnRules(renewal=Renewal.ARRIVAL, sheds=True))
+    driven = decode(hasty, pages=TWO_MODELS_FIT, policy=policy)
+    take(driven, 1, hasty, max_tokens=2)
+    settle(driven)
+    step(driven)
+    driven.now_ns = 2 * slo.ttft_ns
+    take(driven, 2, hasty)
+    (view,) = policy.seen[-1]
+    tokens = (slo.ttft_ns - slo.tbt_ns + view.step_ns) / (slo.tbt_ns - view.step_ns)
+    assert view.worth == pytest.approx(exp(-tokens / ((4 * ANSWER_TOKENS + 1) / 5)), rel=1e-3)
+
+
 @pytest.mark.parametrize("defers", [False, True])
 def test_who_was_refused_room_may_wait_until_others_of_its_batch_need_a_turn(defers: bool) -> None:
     """Or its batch would have turn after turn for it, in which it brings its other sequences on."""

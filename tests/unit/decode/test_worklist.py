@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.views import MAX_BATCH, BatchView, Renewal, Turn, TurnRules
 from aegis.sim.faults.fake_models import make_spec
@@ -80,6 +81,22 @@ def test_a_new_plan_that_goes_on_with_a_batch_does_not_start_its_turn_anew() -> 
     start(work, 9)
     assert not work.outdated and work.turn and work.turn.batch.model == A.model
     assert work.turn.ends_ns == 5 + QUOTA
+
+
+class FirstAgain(EqualTurns):
+    def __init__(self, rules: TurnRules) -> None:
+        self.rules = rules
+
+
+@pytest.mark.parametrize(("renewal", "model"), [(Renewal.ARRIVAL, B.model), (Renewal.ALWAYS, A.model)])
+def test_the_end_of_a_turn_makes_a_new_plan_where_the_policy_asks_for_it(renewal: Renewal, model: ModelId) -> None:
+    """The policy would have the first batch run next again."""
+    work = WorkList(FirstAgain(TurnRules(renewal=renewal)))
+    for request, spec in enumerate((A, B)):
+        work.join(sequence(request, spec), 1000)
+    start(work, 5)
+    turn = work.turn_now(5 + QUOTA, view, lambda _: 1000)
+    assert turn and turn.batch.model == model
 
 
 class NoTurns(EqualTurns):
