@@ -20,7 +20,7 @@ from aegis.models.quantising import replace_weights
 from tests import adapters, checkpoints, embedders, gguf_files
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.greedy import ROUNDING, behind
-from tests.live.server import COMPILED, Server, launched
+from tests.live.server import Server, launched
 from tests.live.streams import WAIT_S, Body, Stream, client_of, run_all
 from tests.long_forms import LONG
 
@@ -106,7 +106,7 @@ def tight(market: Market, tmp_path: Path) -> Iterator[Server]:
     """Two instances on a device of four pages: two models and KV of both, or one and its adapters."""
     options = ["--models", str(market.file), "--dtype", "float32", "--mixed", "2", "--device-memory", MEMORY]
     options += ["--slo", "ttft=1,tbt=0.1", "--debug-memory"]
-    with launched(tmp_path / "server", tmp_path / "cache", *options, environment=COMPILED) as running:
+    with launched(tmp_path / "server", tmp_path / "cache", *options) as running:
         running.wait_for_ready()
         yield running
 

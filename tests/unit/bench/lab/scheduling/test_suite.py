@@ -31,7 +31,8 @@ def test_every_turn_is_planned_over_all_batches() -> None:
     turns = Turns(policy, 4)
     planned = len(policy.durations_ns)
     turns.measure(6)
-    assert len(turns.durations_ns) == len(policy.durations_ns) - planned == 6
+    assert len(turns.durations_ns) == 6
+    assert len(policy.durations_ns) - planned >= 6, "and one where a turn ends besides"
 
 
 def test_decisions_are_told_beside_their_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
