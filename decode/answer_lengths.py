@@ -38,7 +38,7 @@ class AnswerLengths:
         if seen.answers >= 2 * _RECENT_ANSWERS:
             seen.answers, seen.tokens = seen.answers / 2, seen.tokens / 2
 
-    def expected(self, model: ModelId) -> float:
+    def mean(self, model: ModelId) -> float:
         """Tokens."""
         seen = self._seen.get(model)
         return seen.tokens / seen.answers if seen else ANSWER_TOKENS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
-from decode.sequences import DEVICE, Sequence
+from decode.sequences import ARRIVING, DEVICE, Sequence
 
 Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
 
@@ -13,7 +13,8 @@ Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted b
 class BatchRequests:
     """What a view needs of sequences that are in no run on the second lane. They are looked at once: an instance makes
     views of all its batches for each plan. If it `defers_refused`, deadlines of those that were refused room are there
-    only where no others are: a batch that had turn after turn for them would bring its other sequences on instead."""
+    only where no others are, and if it `defers_arriving`, so are those of which the KV is on its way: a batch that had
+    turn after turn for them would bring its other sequences on instead."""
 
     __slots__ = (
         "context_tokens",
@@ -28,7 +29,9 @@ class BatchRequests:
         "waiting",
     )
 
-    def __init__(self, sequences: list[Sequence], slo: Slo, *, defers_refused: bool) -> None:
+    def __init__(
+        self, sequences: list[Sequence], slo: Slo, *, defers_refused: bool, defers_arriving: bool = False
+    ) -> None:
         requests: list[RequestId] = []
         waiting: list[Deadline] = []
         decoding: list[Deadline] = []
@@ -45,7 +48,7 @@ class BatchRequests:
             due_at_ns = slo.due_ns(job.arrival_ns, sequence.generated)
             deadline = (due_at_ns, due_at_ns + job.priority * slo.ttft_ns)
             deadlines = waiting if lacks else decoding
-            if defers_refused and sequence.refused:
+            if (defers_refused and sequence.refused) or (defers_arriving and sequence.where is ARRIVING):
                 deferred.append((deadlines, deadline))
             else:
                 deadlines.append(deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import exp
+from typing import Final, NamedTuple
 
 from aegis.core.estimators import Latency
 from aegis.core.events import Stepped
@@ -59,15 +60,14 @@ class BatchViews:
         change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         active, there = model == self._models.active, weights.is_resident(model)
         had_turn_ns = self.work.had_turn_ns(batch, now_ns)
-        seen = self._seen(batch, slo, defers_refused=rules.defers_refused and had_turn_ns is None)
+        seen = self._seen(batch, slo, defers=rules.defers_refused and had_turn_ns is None)
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
         resident = there or weights.is_loading(model)
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
         savable_due_ns, prompt_rank_ns, prompt_ns, piece_ns = None, None, 0, 0
-        answer_tokens = self.answers.expected(model)
-        worth = _worth(seen, lead_ns, prefill_ns, step_ns, answer_tokens, now_ns) if rules.sheds else (None, 0.0)
+        worth = _worth(seen, lead_ns, prefill_ns, step_ns, self.answers.mean(model), now_ns) if rules.sheds else _NONE
         if cuts and decoding:
             savable_due_ns = min([due for due, _ in decoding if due + slo.tbt_ns > now_ns], default=None)
         if cuts and following:
@@ -92,8 +92,8 @@ class BatchViews:
             slo.ttft_ns,
             resident,
             had_turn_ns,
-            worth[0],
-            worth[1],
+            worth.in_time_by_ns,
+            worth.of_requests,
             there and now_ns >= batch.stuck_until_ns,
             slo.gap_ns,
             seen.stream_ns if cuts else None,
@@ -102,20 +102,34 @@ class BatchViews:
             prompt_rank_ns,
             self._change_times.stall_ns,
             self._change_times.steps_share,
+            worth.late_ns,
         )
 
-    def _seen(self, batch: Batch, slo: Slo, *, defers_refused: bool) -> BatchRequests:
+    def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:
         """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
         that never had anything to do with a turn nothing changes but time."""
         seen = batch.untouched
         if seen is not None and seen.slo is slo:
             return seen
-        seen = BatchRequests(batch.sequences, slo, defers_refused=defers_refused)
         turn, sequences = self.work.turn, batch.sequences
+        just_had = turn is not None and turn.batch is batch
+        seen = BatchRequests(sequences, slo, defers_refused=defers, defers_arriving=defers and just_had)
         has_turn = batch is self.work.holder or (turn is not None and batch is turn.batch)
         if not has_turn and seen.prompts == len(sequences) and all([_is_new(each) for each in sequences]):
             batch.untouched = seen
         return seen
+
+
+class _Worth(NamedTuple):
+    """The latest start with which the first token that can be on time is, what the requests are worth, and by how much
+    tokens of streams will be late, on average of all requests."""
+
+    in_time_by_ns: int | None
+    of_requests: float
+    late_ns: int
+
+
+_NONE: Final = _Worth(None, 0.0, 0)
 
 
 def _is_new(sequence: Sequence) -> bool:
@@ -134,14 +148,12 @@ def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: i
 
 def _worth(
     seen: BatchRequests, lead_ns: int, prefill_ns: int, step_ns: int, answer_tokens: float, now_ns: int
-) -> tuple[int | None, float]:
-    """The latest start with which the first token that can be on time is, and what its requests are worth.
-
-    One on time is worth what its priority says. One that is late makes no token on time before it has caught up, which
-    takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with a
-    chance of `exp(-tokens / answer_tokens)`."""
+) -> _Worth:
+    """One on time is worth what its priority says. One that is late makes no token on time before it has caught up,
+    which takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with
+    a chance of `exp(-tokens / answer_tokens)`."""
     in_time_by_ns: int | None = None
-    worth, slo = 0.0, seen.slo
+    worth, streams_late_ns, slo = 0.0, 0, seen.slo
     lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * answer_tokens)
     for deadlines, ahead_ns in ((seen.waiting, lead_ns + prefill_ns), (seen.decoding, lead_ns)):
         for due_ns, urgent_ns in deadlines:
@@ -149,9 +161,10 @@ def _worth(
             value = 1.0 if urgent_ns == due_ns else worth_of((urgent_ns - due_ns) // slo.ttft_ns)
             if late_ns > 0:
                 worth += value * exp(-late_ns * lost_per_ns)
+                streams_late_ns += late_ns if deadlines is seen.decoding else 0
                 continue
             worth += value
             begin_by_ns = urgent_ns - ahead_ns
             if in_time_by_ns is None or begin_by_ns < in_time_by_ns:
                 in_time_by_ns = begin_by_ns
-    return in_time_by_ns, worth
+    return _Worth(in_time_by_ns, worth, streams_late_ns // max(len(seen.requests), 1))

@@ -27,6 +27,7 @@ class Where(Enum):
 HOST: Final = Where.HOST
 DEVICE: Final = Where.DEVICE
 NOWHERE: Final = Where.NOWHERE
+ARRIVING: Final = Where.ARRIVING
 """For loops over sequences: Python 3.11 takes ten times as long to look up a member of an enum as a name."""
 
 

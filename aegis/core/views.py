@@ -291,6 +291,7 @@ class BatchView(Struct, frozen=True):
     prompt_rank_ns: int | None = None  # and its place among all prompts: arrival, shifted by priority, and its length
     stall_ns: int | None = None  # what the first run of another batch has lately cost its instance; None: not known yet
     steps_share: float = 1.0  # of its instance's time, went into steps of all of a batch
+    late_ns: int = 0  # of the next tokens of its streams, on average of all its requests; where batches may be shed
 
 
 class Turn(Struct, frozen=True):

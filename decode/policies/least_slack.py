@@ -71,7 +71,8 @@ class LeastSlack:
     batches.
     Each end of a turn makes a new plan: the other turns of the old one would go to batches that are to be put off.
     A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
-    others: its deadline would get the batch turn after turn, in which only those went on.
+    others: its deadline would get the batch turn after turn, in which only those went on. So is one whose KV is on its
+    way when the turn of its batch is over, for the turn after that.
 
     Pieces. If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams
     whose models are there go on beside them: each has a step, in a pause of the turn, before its last token is half its

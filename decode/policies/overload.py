@@ -23,10 +23,11 @@ class Shedding:
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
-    """To be on time a batch needs a step in every TBT, the change to it in every quantum, and its prefills in every
-    TTFT. If steps alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of
-    their tokens on time per second of it, the densest in any case, and the others are shed. If not, more prefills than
-    there is time for are a burst that passes.
+    """To be on time a batch needs a step in every TBT, the change to it in every quantum, the steps by which it is late
+    within a TTFT, since it makes nothing on time before it has caught up, and its prefills in every TTFT. If steps
+    alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of their tokens on
+    time per second of it, the densest in any case, and the others are shed. If not, more prefills than there is time
+    for are a burst that passes.
 
     All of the time is what the instance has been seen to have (`_seen_share`).
 
@@ -105,7 +106,8 @@ def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:
 
 def _needs(batch: BatchView, quantum_ns: int) -> float:
     """The share of the time with which the batch is on time."""
-    return batch.step_ns / batch.tbt_ns * (1 + batch.change_ns / quantum_ns) + batch.prefill_ns / batch.ttft_ns
+    steps = batch.step_ns / batch.tbt_ns * (1 + batch.change_ns / quantum_ns)
+    return steps * (1 + batch.late_ns / batch.ttft_ns) + batch.prefill_ns / batch.ttft_ns
 
 
 def _density(needing: tuple[float, BatchView]) -> float:

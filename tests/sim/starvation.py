@@ -36,7 +36,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
 
 Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied. So a sequence that
 was refused room when its batch had the turn waits for no turn, and none is given for it, until its batch has the next
-one; unless its batch has no other sequence.
+one; unless its batch has no other sequence. No turn follows a turn of the same batch for a sequence whose KV is on its
+way: others would wait for the copy, too.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 
@@ -291,10 +292,12 @@ class WatchedDecodeCore(DecodeCore):
             self._planned[batch.batch] = _Pressing(sequence, token, self._urgent_ns(sequence))
 
     def _counted(self, batch: Batch, now_ns: int) -> list[Decoding]:
-        """Whose deadlines count: of those refused room when the batch had a turn, only where it has no others."""
-        there = [s for s in batch.sequences if not s.beside]
+        """Whose deadlines count: of those refused room when the batch had a turn, and of those on their way when it was
+        over, only where it has no others."""
+        there, turn = [s for s in batch.sequences if not s.beside], self._work.turn
         holds = self._work.had_turn_ns(batch, now_ns) is not None
-        return [s for s in there if holds or not s.refused] or there
+        had = turn is not None and turn.batch is batch
+        return [s for s in there if holds or not (s.refused or (had and s.where is Where.ARRIVING))] or there
 
     def _check_run(self, run: Run, now_ns: int) -> None:
         turn = self._work.turn

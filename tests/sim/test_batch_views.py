@@ -17,10 +17,11 @@ _LOOK = batch_view.BatchViews._seen
 _kept: list[bool] = []
 
 
-def _checked(views: batch_view.BatchViews, batch: Batch, slo: Slo, *, defers_refused: bool) -> Any:
+def _checked(views: batch_view.BatchViews, batch: Batch, slo: Slo, *, defers: bool) -> Any:
     _kept.append(batch.untouched is not None)
-    seen = _LOOK(views, batch, slo, defers_refused=defers_refused)
-    again = BatchRequests(batch.sequences, slo, defers_refused=defers_refused)
+    seen = _LOOK(views, batch, slo, defers=defers)
+    had = views.work.turn is not None and views.work.turn.batch is batch
+    again = BatchRequests(batch.sequences, slo, defers_refused=defers, defers_arriving=defers and had)
     for name in BatchRequests.__slots__:
         assert getattr(seen, name) == getattr(again, name), name
     return seen

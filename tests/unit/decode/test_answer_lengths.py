@@ -24,15 +24,15 @@ def test_the_mean_is_learned_though_many_answers_have_not_ended(mean: float) -> 
             if left[row] <= 0:
                 lengths.ended(M)
                 left[row] = drawn.expovariate(1 / mean)
-    assert lengths.expected(M) == pytest.approx(mean, rel=0.2)
-    assert lengths.expected(OTHER) == ANSWER_TOKENS
+    assert lengths.mean(M) == pytest.approx(mean, rel=0.2)
+    assert lengths.mean(OTHER) == ANSWER_TOKENS
 
 
 def test_a_first_answer_does_not_say_all() -> None:
     lengths = AnswerLengths()
     lengths.made(M, 1)
     lengths.ended(M)
-    assert ANSWER_TOKENS / 2 < lengths.expected(M) < ANSWER_TOKENS
+    assert ANSWER_TOKENS / 2 < lengths.mean(M) < ANSWER_TOKENS
 
 
 def test_what_is_new_counts_more() -> None:
@@ -40,11 +40,11 @@ def test_what_is_new_counts_more() -> None:
     for tokens in (1000,) * 2000 + (10,) * 2000:
         lengths.made(M, tokens)
         lengths.ended(M)
-    assert lengths.expected(M) < 50
+    assert lengths.mean(M) < 50
 
 
 def test_a_model_that_comes_again_is_new() -> None:
     lengths = AnswerLengths()
     lengths.made(M, 100_000)
     lengths.forget(M)
-    assert lengths.expected(M) == ANSWER_TOKENS
+    assert lengths.mean(M) == ANSWER_TOKENS

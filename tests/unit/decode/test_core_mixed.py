@@ -144,6 +144,7 @@ def test_who_is_late_is_worth_less_of_a_model_whose_answers_are_short() -> None:
     driven.now_ns = 2 * slo.ttft_ns
     take(driven, 2, hasty)
     (view,) = policy.seen[-1]
+    assert view.late_ns == pytest.approx(slo.ttft_ns - slo.tbt_ns + view.step_ns, rel=1e-3)
     tokens = (slo.ttft_ns - slo.tbt_ns + view.step_ns) / (slo.tbt_ns - view.step_ns)
     assert view.worth == pytest.approx(exp(-tokens / ((4 * ANSWER_TOKENS + 1) / 5)), rel=1e-3)
 

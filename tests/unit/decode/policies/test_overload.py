@@ -28,6 +28,7 @@ def batch(
     change_ms: int = 0,
     prefill_ms: int = 0,
     ran_ms: int = -1,
+    late_ms: int = 0,
 ) -> BatchView:
     """Due every 100 ms, and with a first token within 10 s."""
     return BatchView(
@@ -45,6 +46,7 @@ def batch(
         active=True,
         in_time_by_ns=None if in_time_ms is None else in_time_ms * _MS,
         worth=worth,
+        late_ns=late_ms * _MS,
     )
 
 
@@ -64,10 +66,11 @@ def test_nobody_is_shed_while_there_is_time_for_all() -> None:
         batch(1, worth=0.9, step_ms=44),
         batch(1, change_ms=200, step_ms=44),
         batch(1, prefill_ms=1000, step_ms=44),
+        batch(1, late_ms=1000, step_ms=44),
     ],
 )
 def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) -> None:
-    """Steps, changes and prefills take time."""
+    """Steps, changes, prefills and catching up take time."""
     assert shed(costly, *(batch(number, step_ms=44) for number in (2, 3))) == {1}
     assert shed(batch(1, worth=2, step_ms=80), batch(2, step_ms=45)) == {2}
 
