@@ -19,8 +19,6 @@ from decode.sequences import Sequence
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
 _RANK: Final = attrgetter("rank_ns")
-_AT_ARRIVALS: Final = (Renewal.ARRIVAL, Renewal.ALWAYS)
-_AT_ENDS: Final = (Renewal.TURN, Renewal.ALWAYS)
 
 
 @dataclass(slots=True, eq=False)
@@ -310,11 +308,12 @@ class WorkList:
     @property
     def outdated(self) -> bool:
         """Whether another plan is to be made before anything else is done."""
-        return self._has_arrivals and self.rules.renewal in _AT_ARRIVALS
+        return self._has_arrivals and self.rules.renewal is Renewal.ARRIVAL
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn with something to do, of a new plan if need be."""
-        if self.outdated or self.rules.renewal in _AT_ENDS:
+        forecast = bool(self._round) and self._round[0].forecast
+        if self.outdated or forecast or self.rules.renewal is Renewal.TURN:
             self._round.clear()
         self._has_arrivals = False
         for again in (True, False):

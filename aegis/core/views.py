@@ -297,7 +297,8 @@ class BatchView(Struct, frozen=True):
 class Turn(Struct, frozen=True):
     """`quota_ns` None: until the batch is empty, or has nothing left to do that the turn is for. Until `free_until_ns`
     no batch needs a decode step: a prefill that would end later is cut into chunks, between which there is one. A turn
-    that is a `pause` of another one is over after one run. A new plan is made then, and the other turn goes on."""
+    that is a `pause` of another one is over after one run. A new plan is made then, and the other turn goes on. One
+    that is a `forecast` is only given as the first of its plan: when a turn is over, a new plan is made."""
 
     batch: int
     quota_ns: int | None
@@ -305,6 +306,7 @@ class Turn(Struct, frozen=True):
     prefills: bool = True
     decodes: bool = True
     pause: bool = False
+    forecast: bool = False
 
 
 class Renewal(StrEnum):
@@ -313,7 +315,6 @@ class Renewal(StrEnum):
     ROUND = "round"  # only then
     TURN = "turn"  # when one is: what the plan says of later ones is a forecast
     ARRIVAL = "arrival"  # at once when a request has come, or a chunk of a prefill is done
-    ALWAYS = "always"  # then, and when a turn is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

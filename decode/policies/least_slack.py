@@ -18,7 +18,7 @@ from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
 _RULES = TurnRules(
-    renewal=Renewal.ALWAYS,
+    renewal=Renewal.ARRIVAL,
     sheds=True,
     chunk_tokens=16,
     merges=True,
@@ -68,8 +68,8 @@ class LeastSlack:
     not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them or a run
     beside them. A turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits,
     other than for memory, waits for no more turns than others have tokens due before its own may count, prefills and
-    batches.
-    Each end of a turn makes a new plan: the other turns of the old one would go to batches that are to be put off.
+    batches. Each batch has a turn in a round besides, unless batches are shed: then each end of a turn makes a new
+    plan, for the other turns of the old one would go to those that are to be put off.
     A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
     others: its deadline would get the batch turn after turn, in which only those went on. So is one whose KV is on its
     way when the turn of its batch is over, for the turn after that.
@@ -138,7 +138,7 @@ class LeastSlack:
         quotas_ns = [quantum_ns + (0 if b.batch in shed else b.prefill_ns) for b in order]
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
-        turns = self._with_pauses(order, quotas_ns, now_ns)
+        turns = self._with_pauses(order, quotas_ns, now_ns, forecast=bool(shed))
         if shed or order[0] is not running:
             return turns
         paused = {turn.batch for turn in turns if turn.pause}
@@ -218,7 +218,7 @@ class LeastSlack:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
 
-    def _with_pauses(self, order: list[BatchView], quotas_ns: list[int], now_ns: int) -> list[Turn]:
+    def _with_pauses(self, order: list[BatchView], quotas_ns: list[int], now_ns: int, *, forecast: bool) -> list[Turn]:
         """The turns in this order. The first one pauses for streams and for a short prompt, if its own prompts would
         make them wait for longer than half a gap."""
         front = order[0]
@@ -229,6 +229,7 @@ class LeastSlack:
                 b.batch,
                 quota_ns,
                 0 if b.prefill_ns > b.gap_ns // 2 and b.prompt_rank_ns is not None else None,
+                forecast=forecast,
             )
             for b, quota_ns in zip(order, quotas_ns, strict=True)
         ]

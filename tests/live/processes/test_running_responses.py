@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def _runs(server: Server) -> bool:
     return server.metrics().total("num_requests_running") == 1
 
 
+def _generated(server: Server) -> int:
+    return server.metrics().total("generation_tokens_total")
+
+
 def _both(server: Server, response_id: str) -> list[Any]:
     """The response as each proxy tells it."""
     seen = dict[str, Any]()
@@ -66,8 +71,9 @@ def test_a_response_in_the_background_is_in_progress_at_every_proxy(served: Serv
 def test_a_response_in_the_background_is_cancelled_through_another_proxy(served: Server) -> None:
     through = set[bool]()
     while through != {True, False}:
+        before = _generated(served)
         at, begun = _asked(served)
-        eventually(lambda: _runs(served), "it runs")
+        eventually(partial(lambda before: _generated(served) > before + 20, before), "it has told something")
         began_s = time.monotonic()
         reply = served.post(f"/v1/responses/{begun['id']}/cancel", {})
         took_s = time.monotonic() - began_s

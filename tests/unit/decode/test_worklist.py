@@ -84,14 +84,19 @@ def test_a_new_plan_that_goes_on_with_a_batch_does_not_start_its_turn_anew() -> 
 
 
 class FirstAgain(EqualTurns):
-    def __init__(self, rules: TurnRules) -> None:
-        self.rules = rules
+    rules = TurnRules(renewal=Renewal.ARRIVAL)
+
+    def __init__(self, forecast: bool) -> None:
+        self._forecast = forecast
+
+    def plan(self, batches: SequenceOf[BatchView], now_ns: int) -> list[Turn]:
+        return [Turn(b.batch, QUOTA, forecast=self._forecast) for b in batches]
 
 
-@pytest.mark.parametrize(("renewal", "model"), [(Renewal.ARRIVAL, B.model), (Renewal.ALWAYS, A.model)])
-def test_the_end_of_a_turn_makes_a_new_plan_where_the_policy_asks_for_it(renewal: Renewal, model: ModelId) -> None:
+@pytest.mark.parametrize(("forecast", "model"), [(False, B.model), (True, A.model)])
+def test_the_end_of_a_turn_makes_a_new_plan_where_the_rest_is_a_forecast(forecast: bool, model: ModelId) -> None:
     """The policy would have the first batch run next again."""
-    work = WorkList(FirstAgain(TurnRules(renewal=renewal)))
+    work = WorkList(FirstAgain(forecast))
     for request, spec in enumerate((A, B)):
         work.join(sequence(request, spec), 1000)
     start(work, 5)
