@@ -18,7 +18,10 @@ MOVED, OTHER = list(MARKET)[:2]
 STREAMS, BESIDE = 16, 4
 MOVES = 20 if LONG else 6
 MAX_TOKENS = 1500
-GAP_S = 1.0
+GAP_S = 1.0 if LONG else 5.0
+"""The longest that a stream may stand still; the short form shares its cores with other tests, and only sees whether
+one is stuck."""
+
 _FACTORS = (17, 17, 13, 13, 17, 17, 17, 17, 17, 17, 17, 17, 17, 17, 13, 17, 13, 19, 13, 31)
 """Of prompts whose answers have no two tokens that are nearly as likely, which rounding would decide."""
 INSTANCES = ("mixed-0", "mixed-1")
@@ -69,7 +72,8 @@ def check_moves(server: Server) -> None:
     assert [reply.done for reply in mover.replies] == [True] * MOVES, mover.replies
     counts = [int(reply.message.split(": ")[1].split()[0]) for reply in mover.replies]
     assert counts[1:] == [STREAMS] * (MOVES - 1), mover.replies
-    assert max(stream.longest_gap_s for stream in streams) <= GAP_S
+    longest_gap_s = max(stream.longest_gap_s for stream in streams)
+    assert longest_gap_s <= GAP_S
     check_counts(server, counts, mover.replies)
     server.wait_for_freed_memory()
 
