@@ -175,10 +175,10 @@ class DecodeCore:
                 pass
             case MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
-        self._ask(*self._advance(now_ns))
+        self._ask(now_ns, *self._advance(now_ns))
         return self._effects.take()
 
-    def _ask(self, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
+    def _ask(self, now_ns: int, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
         """Puts the runs that begin, or are to end, behind everything else."""
         surplus = self._kv.surplus_slabs()
         if surplus:
@@ -189,7 +189,7 @@ class DecodeCore:
         if begun:
             self._effects.append(turn_run(self._work, self._prompts, owes=self.ledger.balloon.owes))
             self._work.under_way = True
-        elif self._work.stepping and self._stale():
+        elif self._work.stepping and self._stale(now_ns):
             self._effects.append(EndRun())
         if beside:
             self._effects.append(self._second.run(beside))
@@ -574,7 +574,7 @@ class DecodeCore:
             self._step_times.latency[model].saw_switch(done.copy_ns)
         self._effects.send(done)
 
-    def _stale(self) -> bool:
+    def _stale(self, now_ns: int) -> bool:
         """Whether the run under way should make no further step: who can be in it has changed, something else comes
         before it, or pages are owed."""
         turn = self._work.turn
@@ -582,7 +582,7 @@ class DecodeCore:
         there = self._there(turn.batch)
         if turn.prefills_next and (not self._work.beside or self._second.lets_in(turn.batch, there)):
             return True
-        if self._work.outdated or (self._second.divided and not self._work.beside):
+        if self._work.outdated(now_ns) or (self._second.divided and not self._work.beside):
             return True  # or to have the whole device again
         return tuple(there) != self._work.stepping or self.ledger.balloon.owes
 

@@ -18,6 +18,10 @@ from decode.sequences import Sequence
 
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
+PLAN_NS: Final = 1_000_000
+"""For each of its batches, that a plan which sheds some is kept whoever arrives. Under overload there are hundreds of
+batches and of arrivals a second, and a plan takes some 20 µs for each batch: with this, 2 % of the time."""
+
 _RANK: Final = attrgetter("rank_ns")
 
 
@@ -97,9 +101,11 @@ class WorkList:
     """Batches in the order in which they were made. A plan has turns for the batches that are there when it is made."""
 
     __slots__ = (
+        "_arrivals_wait_until_ns",
         "_by_id",
         "_had_pause",
         "_has_arrivals",
+        "_is_stale",
         "_next_batch",
         "_paused",
         "_places",
@@ -118,7 +124,9 @@ class WorkList:
     def __init__(self, policy: RoundPolicy) -> None:
         self.rules = policy.rules
         self._policy = policy
-        self._has_arrivals = False  # since the last plan: a sequence has arrived, or a prefill was cut
+        self._has_arrivals = False  # since the last plan
+        self._arrivals_wait_until_ns = 0
+        self._is_stale = False  # the last plan, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.plan = Plan((), (), 0)  # the last one
@@ -183,11 +191,11 @@ class WorkList:
         batch.untouched = None
         batch.waiting += was_all
         batch.chunked = False
-        self._has_arrivals = True
+        self._is_stale = True
 
     def cut(self) -> None:
         """A prefill was cut, because another batch may need the next step sooner."""
-        self._has_arrivals = True
+        self._is_stale = True
 
     def ended(self) -> tuple[Sequence, ...]:
         """The sequences of the run that has ended."""
@@ -218,7 +226,7 @@ class WorkList:
                 batch.untouched = None
                 batch.beside -= 1
                 batch.waiting += sequence.lacks > 0
-                self._has_arrivals |= sequence.lacks > 0  # the turns of now were planned without what is left of it
+                self._is_stale |= sequence.lacks > 0  # the turns of now were planned without what is left of it
             sequence.beside = False
         return ended
 
@@ -228,10 +236,10 @@ class WorkList:
         """The turn that goes on, or the next one, of the next round if need be; None if there is no work."""
         turn = self.turn
         goes_on = turn is not None and not turn.used_up(now_ns) and _has_work(turn, turn.batch)
-        if goes_on and not self.outdated:
+        if goes_on and not self.outdated(now_ns):
             return turn
         if turn is not None and turn.pause and not goes_on:
-            self._has_arrivals = True
+            self._is_stale = True
         self._reordered()
         if not self.batches or (self.beside and not any([batch.works for batch in self.batches])):
             self.turn = None
@@ -289,7 +297,7 @@ class WorkList:
         assert self.turn is not None and self.turn.pause
         self.turn.batch.stuck_until_ns = until_ns
         self.turn, self._paused = self._paused, None
-        self._has_arrivals = True
+        self._is_stale = True
         self._reordered()
 
     def end_turn(self) -> None:
@@ -305,17 +313,17 @@ class WorkList:
             return None
         return 0 if turn.started_ns is None else now_ns - turn.started_ns
 
-    @property
-    def outdated(self) -> bool:
+    def outdated(self, now_ns: int) -> bool:
         """Whether another plan is to be made before anything else is done."""
-        return self._has_arrivals and self.rules.renewal is Renewal.ARRIVAL
+        if self.rules.renewal is not Renewal.ARRIVAL:
+            return False
+        return self._is_stale or (self._has_arrivals and now_ns >= self._arrivals_wait_until_ns)
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn with something to do, of a new plan if need be."""
         forecast = bool(self._round) and self._round[0].forecast
-        if self.outdated or forecast or self.rules.renewal is Renewal.TURN:
+        if self.outdated(now_ns) or forecast or self.rules.renewal is Renewal.TURN:
             self._round.clear()
-        self._has_arrivals = False
         for again in (True, False):
             while self._round:
                 planned = self._round.popleft()
@@ -323,9 +331,12 @@ class WorkList:
                 if batch and _has_work(planned, batch) and not (planned.pause and self._bars(batch, now_ns)):
                     return planned, batch
             if again:
+                self._has_arrivals = self._is_stale = False
                 views = [view(batch) for batch in self.batches if batch.works]
                 self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
                 self._round.extend(self.plan.turns)
+                sheds = any([turn.forecast for turn in self.plan.turns])
+                self._arrivals_wait_until_ns = now_ns + len(views) * PLAN_NS if sheds else 0
         raise AssertionError("the policy plans nothing that can be done")
 
     def had_choice(self, previous: RunningTurn | None) -> bool:

@@ -113,6 +113,8 @@ class Instance:
         heard = [passed for message in messages for passed in self._grammars.passed(message)]
         self._pending += [*heard, *self._grammars.ready(), *self._binder.ready(), *self._memory_executor.progress()]
         self._pending += self._lanes.drain()
+        if waiting and not busy and not self._pending:
+            garbage_collection.collect_while_idle()
 
     def _run_core(self, event: InstanceEvent) -> list[Effect]:
         match event:

@@ -146,6 +146,8 @@ async def _serve(
         server = http_server(market.proxy, listener, services.store, http)
         serving = asyncio.create_task(server.serve(acceptors(listener)))
         garbage_collection.collect_seldom()
+        collecting = garbage_collection.collect_when_idle(lambda: market.proxy.busy)
+        await stack.enter_async_context(running(collecting))
         if reading:
             watch = ConfigWatch(*reading, config, market.node)
             await stack.enter_async_context(running(watch.run()))

@@ -162,6 +162,8 @@ async def _serve(settings: ProxySettings) -> None:
         serving = asyncio.create_task(server.serve(acceptors(listener)))
         process.serves()
         garbage_collection.collect_seldom()
+        collecting = garbage_collection.collect_when_idle(lambda: process.proxy.busy)
+        await stack.enter_async_context(running(collecting))
         await process.draining.wait()
         await drained(process.proxy, process.stop, within_s=process.within_s)
         server.should_exit = True

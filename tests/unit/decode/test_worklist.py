@@ -14,7 +14,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.views import MAX_BATCH, BatchView, Renewal, Turn, TurnRules
 from aegis.sim.faults.fake_models import make_spec
 from decode.sequences import Sequence
-from decode.worklist import LOOKAHEAD_BLOCKS, Batch, WorkList
+from decode.worklist import LOOKAHEAD_BLOCKS, PLAN_NS, Batch, WorkList
 from tests.sim.driven import make_job
 
 SPECS = [make_spec(i, image_pages=1, block_bytes=1024) for i in range(3)]
@@ -77,9 +77,9 @@ def test_a_new_plan_that_goes_on_with_a_batch_does_not_start_its_turn_anew() -> 
     work.join(sequence(1, A), 1000)
     start(work, 5)
     work.join(sequence(2, B), 1000)
-    assert work.outdated
+    assert work.outdated(9)
     start(work, 9)
-    assert not work.outdated and work.turn and work.turn.batch.model == A.model
+    assert not work.outdated(9) and work.turn and work.turn.batch.model == A.model
     assert work.turn.ends_ns == 5 + QUOTA
 
 
@@ -102,6 +102,19 @@ def test_the_end_of_a_turn_makes_a_new_plan_where_the_rest_is_a_forecast(forecas
     start(work, 5)
     turn = work.turn_now(5 + QUOTA, view, lambda _: 1000)
     assert turn and turn.batch.model == model
+
+
+@pytest.mark.parametrize("forecast", [False, True])
+def test_who_arrives_does_not_outdate_a_plan_that_sheds_before_it_was_worth_making(forecast: bool) -> None:
+    work = WorkList(FirstAgain(forecast))
+    for request, spec in enumerate((A, B)):
+        work.join(sequence(request, spec), 1000)
+    start(work, 5)
+    work.join(sequence(3, C), 1000)
+    assert work.outdated(4 + 2 * PLAN_NS) is not forecast
+    assert work.outdated(5 + 2 * PLAN_NS)
+    work.cut()  # another batch may need the next step sooner
+    assert work.outdated(5)
 
 
 class NoTurns(EqualTurns):

@@ -31,3 +31,18 @@ def test_what_is_alive_is_not_looked_through_again_and_new_cycles_are_found() ->
     knot = weakref.ref(Knot())
     kept = [[] for _ in range(2 * gc.get_threshold()[0])]
     assert knot() is None and kept
+
+
+@pytest.mark.usefixtures("collect_seldom")
+def test_all_is_looked_through_when_nobody_waits() -> None:
+    knots = [Knot()]
+    gone = weakref.ref(knots[0])
+    gc.collect(1)  # it is old now
+    knots.clear()
+    garbage_collection.collect_while_idle()
+    assert gone() is not None  # too little has come since for that
+    kept: list[list[None]] = []
+    while gc.get_count()[2] < 10:
+        kept.append([])
+    garbage_collection.collect_while_idle()
+    assert gone() is None
