@@ -27,6 +27,7 @@ class Failure(StrEnum):
     """The kinds of reasons why a request that was taken fails."""
 
     GENERATION = "generation_failed"
+    MODEL_REMOVED = "model_not_found"
     SLOW_GRAMMAR = "slow_grammar"
     SLOW_GRAMMARS = "slow_grammars"
 

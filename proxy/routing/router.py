@@ -541,7 +541,7 @@ class Router:
         self._away.discard(model)
         for request in sorted(r for r, s in self._sessions.items() if model in (s.job.model, s.job.adapter)):
             self._stop_work(request)
-            self._end(request, Step.FAIL, message=f"model '{model}' {why}")
+            self._end(request, Step.FAIL, message=f"model '{model}' {why}", failure=Failure.MODEL_REMOVED)
         self._moves.forget(model)
         self._places.set(model, ())
         self._arrivals.forget(model)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from aegis.core.errors import ModelRefused
 from aegis.device.image_directory import TOKENIZER
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.text.detokenizer import write_detokenizer
@@ -18,7 +19,7 @@ _SAMPLES = ("The quick brown fox, 1234.", " naïve — 東京\n\tx += 1")
 
 def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
     """Returns why there is none, None if there is. Without one a model is served by token ids. Raises ModelRefused
-    where texts would grow without measure."""
+    where texts would grow without measure, or its tokenizer.json cannot be read."""
     if not any(found for pattern in _VOCABULARIES for found in checkpoint.glob(pattern)):
         return "the checkpoint has no tokenizer"
     try:
@@ -38,4 +39,7 @@ def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
         return "its tokenizer cannot be converted to tokenizer.json"
     except LIBRARY_ERRORS as error:
         (into / TOKENIZER).unlink(missing_ok=True)
+        if (checkpoint / TOKENIZER).is_file():
+            why = f"its {TOKENIZER} cannot be read: {one_line(error)}; without that file it is served by token ids"
+            raise ModelRefused(why) from None
         return f"its tokenizer cannot be read: {one_line(error)}"

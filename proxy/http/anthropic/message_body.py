@@ -85,8 +85,11 @@ def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) ->
         "messages": told_by_user(messages, text.chat_template or ""),
     }
     tools = read_tools(body, ignored)
+    choice = read_tool_choice(body)
     if tools:
-        values |= {"tools": list(tools.values()), **read_tool_choice(body)}
+        values |= {"tools": list(tools.values()), **choice}
+    elif not body.tools and choice.get("tool_choice") not in (None, "auto", "none"):
+        raise body.invalid("tool_choice", "needs 'tools'")
     variables = dict(body.chat_template_kwargs or {})
     thinks = _thinks(body)
     if thinks is not None and "enable_thinking" in (text.chat_template or ""):

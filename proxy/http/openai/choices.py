@@ -84,7 +84,8 @@ class Choice:
                     raise UserError(message, code=kind)
                 if kind is Failure.SLOW_GRAMMARS:
                     raise UserError(message, status=503, code=kind, kind="server_error")
-                raise UserError(message, status=status, code=kind, kind="server_error")
+                fault = "server_error" if status >= 500 else "invalid_request_error"
+                raise UserError(message, status=status, code=kind, kind=fault)
 
     def cancel(self, *, satisfied: bool = False) -> None:
         """Frees the resources of the sequence, unless it has ended."""

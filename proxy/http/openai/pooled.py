@@ -185,7 +185,8 @@ async def _vector(handle: SequenceHandle) -> bytes:
             case Delta(tokens):
                 vector = tokens[0].vector or b""
             case Failed(message, status, kind):
-                raise UserError(message, status=status, code=kind, kind="server_error")
+                fault = "server_error" if status >= 500 else "invalid_request_error"
+                raise UserError(message, status=status, code=kind, kind=fault)
             case Finished():
                 return vector
     raise AssertionError("a handle ended before its sequence")

@@ -151,7 +151,8 @@ def test_removing_a_model_ends_its_requests_with_one_error(server: Server, tmp_p
                 assert not stream.done
                 assert stream.error and stream.error["message"] == "model 'leaving' was removed"
             reply = await whole
-            assert reply.is_error and reply.json()["error"]["message"] == "model 'leaving' was removed"
+            assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+            assert reply.json()["error"]["message"] == "model 'leaving' was removed"
             assert other.done
             assert (await client.post("/v1/completions", json=body)).status_code == 404
         assert (await aegis_models(server, "add", str(checkpoint)))[0] == 0

@@ -22,7 +22,7 @@ from aegis.core.messages import (
     SwitchDone,
     Tokens,
 )
-from aegis.core.request import FinishReason, Token
+from aegis.core.request import Failure, FinishReason, Token
 from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from proxy.routing.events import ClientLeft, DeliverPrompt, Ended, InstanceDown, ModelAway, ModelRemoved, ModelUp
@@ -219,6 +219,7 @@ def test_requests_of_a_removed_model_fail_and_others_go_on() -> None:
     proxy.tell(ModelRemoved(SPEC.model))
     assert {r: e.state for r, e in proxy.ended.items()} == {R: State.FAILED, RequestId(2): State.FAILED}
     assert "m0" in proxy.ended[R].message and "removed" in proxy.ended[R].message
+    assert proxy.ended[R].failure is Failure.MODEL_REMOVED
     assert sorted(proxy.all_sent(), key=lambda x: x[0]) == [(D0, Cancel(R, 1)), (P0, Cancel(RequestId(2), 1))]
     proxy.arrive(4, model=OTHER.model)
     assert proxy.sent(Submit) and proxy.state(3) is State.QUEUED

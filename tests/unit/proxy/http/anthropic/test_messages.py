@@ -280,6 +280,15 @@ def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
     assert reply.json()["error"]["message"].startswith("'tools[1].input_schema"), reply.text
 
 
+def test_a_choice_of_tools_needs_tools_but_for_those_that_are_ignored() -> None:
+    choice = {"type": "tool", "name": "look"}
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tool_choice=choice))
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, "'tool_choice' needs 'tools'"), reply.text
+    assert post(market(text=byte_text(TEMPLATE)), PATH, ask(tool_choice={"type": "no"})).status_code == 400
+    bash = {"type": "bash_20250124", "name": "bash"}
+    assert post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=[bash], tool_choice=choice)).status_code == 200
+
+
 def test_parameters_of_betas_are_tolerated() -> None:
     body = ask(something_new={"x": 1})
     assert post(market(), PATH, body).status_code == 400
