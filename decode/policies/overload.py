@@ -23,8 +23,9 @@ class Shedding:
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
-    """To be on time a batch needs a step in every TBT, the change to it in every quantum, the steps by which it is late
-    within a TTFT, since it makes nothing on time before it has caught up, and its prefills in every TTFT. If steps
+    """To be on time a batch needs a step in every TBT, the change to it in every quantum, its prefills in every TTFT, and the
+    steps by which it is late by more than a TTFT within the next one, since it makes nothing on time before it has
+    caught up; that the less late are worth less says their worth. If steps
     alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of their tokens on
     time per second of it, the densest in any case, and the others are shed. If not, more prefills than there is time
     for are a burst that passes.
@@ -107,7 +108,7 @@ def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:
 def _needs(batch: BatchView, quantum_ns: int) -> float:
     """The share of the time with which the batch is on time."""
     steps = batch.step_ns / batch.tbt_ns * (1 + batch.change_ns / quantum_ns)
-    return steps * (1 + batch.late_ns / batch.ttft_ns) + batch.prefill_ns / batch.ttft_ns
+    return steps * max(batch.late_ns / batch.ttft_ns, 1) + batch.prefill_ns / batch.ttft_ns
 
 
 def _density(needing: tuple[float, BatchView]) -> float:

@@ -66,13 +66,18 @@ def test_nobody_is_shed_while_there_is_time_for_all() -> None:
         batch(1, worth=0.9, step_ms=44),
         batch(1, change_ms=200, step_ms=44),
         batch(1, prefill_ms=1000, step_ms=44),
-        batch(1, late_ms=1000, step_ms=44),
+        batch(1, late_ms=11_000, step_ms=44),
     ],
 )
 def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) -> None:
     """Steps, changes, prefills and catching up take time."""
     assert shed(costly, *(batch(number, step_ms=44) for number in (2, 3))) == {1}
     assert shed(batch(1, worth=2, step_ms=80), batch(2, step_ms=45)) == {2}
+
+
+def test_who_is_late_by_less_than_a_ttft_needs_no_more_for_that() -> None:
+    late = [batch(number, step_ms=33, late_ms=9_000) for number in range(3)]
+    assert shed(*late, batch(3, step_ms=10)) == shed(*(batch(n, step_ms=33) for n in range(3)), batch(3, step_ms=10))
 
 
 def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
