@@ -23,12 +23,11 @@ class Shedding:
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
-    """To be on time a batch needs a step in every TBT, the change to it in every quantum, its prefills in every TTFT, and the
-    steps by which it is late by more than a TTFT within the next one, since it makes nothing on time before it has
-    caught up; that the less late are worth less says their worth. If steps
-    alone take more than all of the time, `1 - shed_share` of it is given to batches in the order of their tokens on
-    time per second of it, the densest in any case, and the others are shed. If not, more prefills than there is time
-    for are a burst that passes.
+    """To be on time a batch needs a step in every TBT, the change to it in every quantum, its prefills in every TTFT,
+    and the steps by which it is late by more than a TTFT within the next one, since it makes nothing on time before it
+    has caught up. (Those that are less late are worth less.) If steps alone take more than all of the time,
+    `1 - shed_share` of it is given to batches in the order of their tokens on time per second of it, the densest in any
+    case, and the others are shed. If not, more prefills than there is time for are a burst that passes.
 
     All of the time is what the instance has been seen to have (`_seen_share`).
 

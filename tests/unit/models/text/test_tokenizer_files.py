@@ -17,6 +17,8 @@ def test_a_broken_tokenizer_is_refused_and_one_that_is_not_there_is_said(tmp_pat
     assert write_tokenizer(checkpoint, into) == "the checkpoint has no tokenizer"
     (checkpoint / "config.json").write_text('{"model_type": "llama"}')
     (checkpoint / "tokenizer.json").write_text('{"a": 1}')
-    with pytest.raises(ModelRefused, match=r"its tokenizer\.json cannot be read: .*; without that file it is served by"):
+    with pytest.raises(
+        ModelRefused, match=r"its tokenizer\.json cannot be read: .*; without that file it is served by"
+    ):
         write_tokenizer(checkpoint, into)
     assert list(into.iterdir()) == []
