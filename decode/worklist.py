@@ -101,7 +101,6 @@ class WorkList:
     """Batches in the order in which they were made. A plan has turns for the batches that are there when it is made."""
 
     __slots__ = (
-        "_arrivals_wait_until_ns",
         "_by_id",
         "_had_pause",
         "_has_arrivals",
@@ -125,8 +124,7 @@ class WorkList:
         self.rules = policy.rules
         self._policy = policy
         self._has_arrivals = False  # since the last plan
-        self._arrivals_wait_until_ns = 0
-        self._is_stale = False  # the last plan, for other reasons: a prefill was cut, or is to be run again
+        self._is_stale = False  # the last plan is, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
         self.plan = Plan((), (), 0)  # the last one
@@ -317,7 +315,11 @@ class WorkList:
         """Whether another plan is to be made before anything else is done."""
         if self.rules.renewal is not Renewal.ARRIVAL:
             return False
-        return self._is_stale or (self._has_arrivals and now_ns >= self._arrivals_wait_until_ns)
+        if self._is_stale or not self._has_arrivals:
+            return self._is_stale
+        batches, turns, made_ns = self.plan
+        sheds = bool(turns) and turns[-1].forecast
+        return not sheds or now_ns >= made_ns + len(batches) * PLAN_NS
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn with something to do, of a new plan if need be."""
@@ -335,8 +337,6 @@ class WorkList:
                 views = [view(batch) for batch in self.batches if batch.works]
                 self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
                 self._round.extend(self.plan.turns)
-                sheds = any([turn.forecast for turn in self.plan.turns])
-                self._arrivals_wait_until_ns = now_ns + len(views) * PLAN_NS if sheds else 0
         raise AssertionError("the policy plans nothing that can be done")
 
     def had_choice(self, previous: RunningTurn | None) -> bool:

@@ -21,8 +21,8 @@ from aegis.telemetry.records import Record
 from bench.common.processes import family
 from bench.interference.suite import percentile
 
-_HEALTH_S = 0.1
-_METRICS_S = 1.0
+_HEALTH_S = 0.05
+_METRICS_S = 0.25
 _CANCEL_S = 0.5
 _LEAVES_S = 0.3
 _LOOK_S = 0.005

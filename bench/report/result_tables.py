@@ -275,7 +275,7 @@ MISSED = {
     "12000 other: slowdown": _EACH_PIECE,
     "live overload: goodput": "a seventh of the tokens is late, of answers that were begun and then shed, and requests "
     "take a seventh of what instances had of the cores",
-    "live overload: health": "a search for cyclic garbage; it is shorter since",
+    "live overload: health": "the loop has to wait for a core",
     "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
     "live overload: memory": "a request that waits takes 45 KiB of the proxy, and an instance keeps compiled products",

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from aegis.core.api_keys import Caller, Keyring
 from aegis.core.decision import Decision
+from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.limits import Limits
 from aegis.core.model import ModelChange, ModelSpec, Pace
@@ -54,6 +55,16 @@ class Failed(Struct, frozen=True):
     message: str
     status: int = 500
     kind: Failure = Failure.GENERATION
+
+    def error(self) -> UserError:
+        """For the client."""
+        status = _STATUS.get(self.kind, self.status)
+        fault = "server_error" if self.kind not in _OF_CLIENTS else "invalid_request_error"
+        return UserError(self.message, status=status, code=self.kind, kind=fault)
+
+
+_STATUS = {Failure.MODEL_REMOVED: 404, Failure.SLOW_GRAMMAR: 400, Failure.SLOW_GRAMMARS: 503}
+_OF_CLIENTS = (Failure.MODEL_REMOVED, Failure.SLOW_GRAMMAR)
 
 
 Delivery = Delta | PromptScores | Reused | Finished | Failed

@@ -20,7 +20,7 @@ from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
 from aegis.core.lifecycle import State
 from aegis.core.limits import Scope
 from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, Submit
-from aegis.core.request import PRIORITY_MAX, Failure, Job, Sampling
+from aegis.core.request import PRIORITY_MAX, Job, Sampling
 from aegis.core.role import Role
 from aegis.core.views import Work
 from aegis.telemetry.decisions import DecisionLog
@@ -410,8 +410,7 @@ class Proxy:
         elif ended.state is State.FAILED:
             self._metrics.failed(ended.request)
             self._history.requests.end(ended.request, "failed")
-            status = 404 if ended.failure is Failure.MODEL_REMOVED else 500
-            handle.put(Failed(ended.message, status, ended.failure))
+            handle.put(Failed(ended.message, kind=ended.failure))
         else:
             self._metrics.cancelled(ended.request)
             self._history.requests.end(ended.request, "cancelled")

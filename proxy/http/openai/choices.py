@@ -10,7 +10,6 @@ from functools import partial
 
 from msgspec import Struct, structs
 
-from aegis.core.errors import UserError
 from aegis.core.model import Pace, Slo
 from aegis.core.request import Failure, Sampling, Token
 from aegis.models.text.text_model import TextModel
@@ -77,15 +76,10 @@ class Choice:
             case PromptScores(tokens):
                 self._prompt_scores = tokens
                 return None
-            case Failed(message, status, kind):
+            case Failed(kind=kind):
                 self._ended = True
-                if kind is Failure.SLOW_GRAMMAR:
-                    self.slow = True
-                    raise UserError(message, code=kind)
-                if kind is Failure.SLOW_GRAMMARS:
-                    raise UserError(message, status=503, code=kind, kind="server_error")
-                fault = "server_error" if status >= 500 else "invalid_request_error"
-                raise UserError(message, status=status, code=kind, kind=fault)
+                self.slow = kind is Failure.SLOW_GRAMMAR
+                raise delivery.error()
 
     def cancel(self, *, satisfied: bool = False) -> None:
         """Frees the resources of the sequence, unless it has ended."""

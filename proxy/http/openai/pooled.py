@@ -184,9 +184,8 @@ async def _vector(handle: SequenceHandle) -> bytes:
         match delivery:
             case Delta(tokens):
                 vector = tokens[0].vector or b""
-            case Failed(message, status, kind):
-                fault = "server_error" if status >= 500 else "invalid_request_error"
-                raise UserError(message, status=status, code=kind, kind=fault)
+            case Failed():
+                raise delivery.error()
             case Finished():
                 return vector
     raise AssertionError("a handle ended before its sequence")

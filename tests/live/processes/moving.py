@@ -72,8 +72,7 @@ def check_moves(server: Server) -> None:
     assert [reply.done for reply in mover.replies] == [True] * MOVES, mover.replies
     counts = [int(reply.message.split(": ")[1].split()[0]) for reply in mover.replies]
     assert counts[1:] == [STREAMS] * (MOVES - 1), mover.replies
-    longest_gap_s = max(stream.longest_gap_s for stream in streams)
-    assert longest_gap_s <= GAP_S
+    assert max(stream.longest_gap_s for stream in streams) <= GAP_S
     check_counts(server, counts, mover.replies)
     server.wait_for_freed_memory()
 

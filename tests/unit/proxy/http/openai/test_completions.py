@@ -317,12 +317,18 @@ def test_a_failure_answers_with_its_status_or_ends_the_stream_with_an_error() ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "status"), [(Failure.GENERATION, 500), (Failure.SLOW_GRAMMAR, 400), (Failure.SLOW_GRAMMARS, 503)]
+    ("kind", "status", "fault"),
+    [
+        (Failure.GENERATION, 500, "server_error"),
+        (Failure.MODEL_REMOVED, 404, "invalid_request_error"),
+        (Failure.SLOW_GRAMMAR, 400, "invalid_request_error"),
+        (Failure.SLOW_GRAMMARS, 503, "server_error"),
+    ],
 )
-def test_a_failure_is_told_by_its_kind_whatever_it_says(kind: Failure, status: int) -> None:
+def test_a_failure_is_told_by_its_kind_whatever_it_says(kind: Failure, status: int, fault: str) -> None:
     reply = post(market(lambda prompt, sampling: [Failed("words", kind=kind)]), PATH, ask())
     error = reply.json()["error"]
-    assert (reply.status_code, error["code"], error["message"]) == (status, kind, "words")
+    assert (reply.status_code, error["code"], error["type"], error["message"]) == (status, kind, fault, "words")
 
 
 def test_one_failed_choice_fails_the_request_and_frees_the_others() -> None:
