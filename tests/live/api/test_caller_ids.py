@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -12,7 +14,9 @@ from tests.live.server import Server
 from tests.live.streams import WAIT_S, Stream, until
 
 ID = "the-same/id"
-TOKENS = 600
+TOKENS = 60
+LONG = 30_000
+"""So many that they are on their way however long this process gets no processor."""
 ASKS = 12
 """Each on a connection of its own, so that every proxy is asked."""
 
@@ -25,9 +29,9 @@ def client_of(server: Server, caller: str, request: str = ID) -> httpx.AsyncClie
     )
 
 
-def body_of(caller: str) -> dict[str, Any]:
+def body_of(caller: str, max_tokens: int = TOKENS) -> dict[str, Any]:
     prompt = [5, 6, 7 + list(UNLIMITED).index(caller)]
-    return {"model": "llama", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    return {"model": "long", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
 
 
 async def settled(server: Server, caller: str) -> None:
@@ -53,22 +57,16 @@ async def tokens_alone(server: Server, caller: str) -> list[int]:
 def test_callers_have_the_same_id_at_once_and_each_retries_its_own(keyed: Server) -> None:
     async def main() -> None:
         alone = {caller: await tokens_alone(keyed, caller) for caller in UNLIMITED}
-        streams = {caller: Stream(body_of(caller)) for caller in ("emil", "fay")}
-        async with client_of(keyed, "emil") as emil, client_of(keyed, "fay") as fay, asyncio.TaskGroup() as group:
-            for caller, client in (("emil", emil), ("fay", fay)):
-                group.create_task(streams[caller].run(client))
-            await until(lambda: all(stream.tokens for stream in streams.values()), "both stream")
-            busy = await emil.post("/v1/completions", json=body_of("emil"))
-            assert not any(stream.ended for stream in streams.values())
-        assert busy.status_code == httpx.codes.CONFLICT and busy.json()["error"]["code"] == "request_in_flight"
-        assert f"'{ID}'" in busy.json()["error"]["message"]
-        assert {caller: stream.tokens for caller, stream in streams.items()} == {c: alone[c] for c in streams}
+        callers = ("emil", "fay")
+        await stream_at_once(keyed, callers, alone)
 
-        for caller in streams:
+        for caller in callers:
+            (first, *_) = await replies(keyed, caller, body_of(caller))
+            assert first.json()["choices"][0]["token_ids"] == alone[caller]
             await settled(keyed, caller)
         before = keyed.metrics().total("store_replayed_total")
         proxies: set[str] = set()
-        for caller in streams:
+        for caller in callers:
             for reply in await replies(keyed, caller, body_of(caller)):
                 assert reply.status_code == httpx.codes.OK, reply.text
                 assert reply.json()["choices"][0]["token_ids"] == alone[caller]
@@ -85,3 +83,22 @@ def test_callers_have_the_same_id_at_once_and_each_retries_its_own(keyed: Server
         assert keyed.metrics().total("generation_tokens_total") == generated + TOKENS, "hers is a new request"
 
     asyncio.run(main())
+
+
+async def stream_at_once(server: Server, callers: tuple[str, str], alone: Mapping[str, list[int]]) -> None:
+    """Both under one id, of which the first asks for its own once more. They leave in the end."""
+    long_id = f"{ID}-long"
+    streams = {caller: Stream(body_of(caller, LONG)) for caller in callers}
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+        for caller in callers:
+            client = await stack.enter_async_context(client_of(server, caller, long_id))
+            group.create_task(streams[caller].run(client))
+        asking = await stack.enter_async_context(client_of(server, callers[0], long_id))
+        await until(lambda: all(len(stream.tokens) >= TOKENS for stream in streams.values()), "both stream")
+        busy = await asking.post("/v1/completions", json=body_of(callers[0], LONG))
+        assert not any(stream.ended for stream in streams.values())
+        for stream in streams.values():
+            stream.leave()
+    assert busy.status_code == httpx.codes.CONFLICT and busy.json()["error"]["code"] == "request_in_flight"
+    assert f"'{long_id}'" in busy.json()["error"]["message"]
+    assert {caller: stream.tokens[:TOKENS] for caller, stream in streams.items()} == {c: alone[c] for c in callers}
