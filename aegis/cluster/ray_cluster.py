@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 
 LOCAL, AUTO = "local", "auto"
 _OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
@@ -55,7 +55,7 @@ async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
 def refuse_without_ray() -> None:
     """To be asked before anything else of this package is imported. Raises UserError."""
     if importlib.util.find_spec("ray") is None:
-        raise UserError("--ray needs more packages; where aegis was cloned: pip install -e '.[ray]'", param="ray")
+        raise UserError(f"--ray needs more packages; {install_advice('ray')}", param="ray")
 
 
 def _join(address: str, cpus: float, directory: str) -> None:

@@ -36,6 +36,7 @@ from aegis.config.values import (
     of_a_ray_cluster,
     redis_url,
 )
+from aegis.core.errors import install_advice
 from aegis.core.model import EngineName, Pace, WeightsName
 from aegis.core.role import Roles
 
@@ -271,7 +272,9 @@ class Telemetry(Section):
     )
     token_times: bool = Field(default=False, description="Also remember the time of each of their tokens")
     otlp: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = Field(
-        default=None, description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs aegis-serve[otel]"
+        default=None,
+        description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs more packages, "
+        f"{install_advice('otel')}",
     )
 
 
@@ -319,7 +322,7 @@ class RayCluster(Section):
     address: Annotated[str, AfterValidator(of_a_ray_cluster)] | None = Field(
         default=None,
         description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT; "
-        "needs aegis-serve[ray]",
+        f"needs more packages, {install_advice('ray')}",
     )
     cpus: Positive = Field(default=1.0, description="CPUs that Ray reserves for each process of an instance on CPUs")
 

@@ -40,5 +40,10 @@ class ModelRefused(UserError):
         super().__init__(message, status=status, code="model_refused", param="model")
 
 
+def install_advice(extra: str = "") -> str:
+    """The command that brings the packages of an extra of pyproject.toml, or of aegis itself: no index has aegis."""
+    return "where aegis was cloned: pip install -e " + (f"'.[{extra}]'" if extra else ".")
+
+
 class LawBroken(AssertionError):
     """An accounting law does not hold: a bug of ours, never a user's doing."""

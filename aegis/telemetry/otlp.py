@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry traces, over OTLP and HTTP; needs `aegis-serve[otel]`. Nothing else imports its packages,
+"""Requests as OpenTelemetry traces, over OTLP and HTTP; needs the extra `otel`. Nothing else imports its packages,
 and this is imported only where traces are wanted.
 
 A request is a trace: a span named after its model, and below it one for each stage of its life.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 import aegis
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 from aegis.telemetry.request_stages import EndedRequest
 
-_EXTRA = "--otlp needs more packages; where aegis was cloned: pip install -e '.[otel]'"
+_EXTRA = f"--otlp needs more packages; {install_advice('otel')}"
 
 
 class Traces:

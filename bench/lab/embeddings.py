@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 from aegis.core.rng import Stream
 from bench.common import result_files
 from bench.common.figures import Figure, at_least, at_most
@@ -57,7 +57,7 @@ def run(json_path: Path | None = None, *, texts: int = TEXTS, rounds: int = ROUN
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise UserError("sentence-transformers is not installed: pip install -e '.[bench]'") from error
+        raise UserError(f"sentence-transformers is not installed; {install_advice('bench')}") from error
     if json_path:
         result_files.check(json_path)
     torch.set_num_threads(1)

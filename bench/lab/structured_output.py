@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from rich.console import Console
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 from bench.common import result_files
 from bench.common.figures import Figure, at_least, at_most
 from bench.common.machine import Machine, describe
@@ -194,9 +194,7 @@ def _validator() -> Any:
     try:
         from jsonschema import Draft202012Validator
     except ImportError:
-        raise UserError(
-            "answers are judged by jsonschema, which is missing; where aegis was cloned: pip install -e '.[bench]'"
-        ) from None
+        raise UserError(f"answers are judged by jsonschema, which is missing; {install_advice('bench')}") from None
     return Draft202012Validator
 
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 from bench.common import result_files
 from bench.common.figures import Figure, at_least, at_most
 from bench.common.machine import Machine, describe
@@ -87,7 +87,7 @@ def run(
         result_files.check(json_path)
     sends.check()
     if ray and find_spec("ray") is None:
-        raise UserError("there is no Ray here; where aegis was cloned: pip install -e '.[ray]'")
+        raise UserError(f"there is no Ray here; {install_advice('ray')}")
     before = children()
     with served([*options, *(("--ray", "local") if ray else ())]) as url:
         (launcher,) = children() - before

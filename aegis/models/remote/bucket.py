@@ -1,5 +1,5 @@
 """Checkpoints in a bucket of S3 or of what speaks its protocol (`AWS_ENDPOINT_URL`): boto3 lists and signs, the files
-come over HTTP as any others. It is an extra: `aegis-serve[s3]`."""
+come over HTTP as any others. It is the extra `s3`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from aegis.core.errors import ModelRefused
+from aegis.core.errors import ModelRefused, install_advice
 from aegis.models.remote.address import BucketAddress
 from aegis.models.remote.http import Away, why
 from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums
@@ -28,7 +28,7 @@ class Bucket:
             from botocore import UNSIGNED
             from botocore.config import Config
         except ImportError:
-            raise ModelRefused("s3:// needs boto3: pip install 'aegis-serve[s3]'") from None
+            raise ModelRefused(f"s3:// needs boto3; {install_advice('s3')}") from None
         session = boto3.session.Session()
         signs = session.get_credentials() is not None
         how: dict[str, Any] = {"retries": {"mode": "standard", "max_attempts": 4}, "connect_timeout": 10}

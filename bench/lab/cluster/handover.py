@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct
 from rich.console import Console
 
-from aegis.core.errors import UserError
+from aegis.core.errors import UserError, install_advice
 from aegis.device.host_memory import SharedMemory
 from bench.common import result_files
 from bench.common.figures import Figure, at_least
@@ -63,7 +63,7 @@ def run(json_path: Path | None = None, *, sizes_mib: tuple[int, ...] = SIZES_MIB
     if json_path:
         result_files.check(json_path)
     if find_spec("ray") is None:
-        raise UserError("there is no Ray here; where aegis was cloned: pip install -e '.[ray]'")
+        raise UserError(f"there is no Ray here; {install_advice('ray')}")
     from bench.lab.cluster.ray_nodes import ray_cluster
 
     with ray_cluster() as cluster, _stand(cluster, max(sizes_mib) << 20) as stand:

@@ -27,7 +27,7 @@ from aegis.process.clock import MonotonicClock
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.machines_kv import MachinesKv
 
-ray = pytest.importorskip("ray", reason="no Ray; pip install 'aegis-serve[ray]'")
+ray = pytest.importorskip("ray", reason="no Ray; pip install -e '.[ray]'")
 
 LIMIT_S, WAIT_S = 0.05, 30.0
 NODE, INSTANCE = "a-node", InstanceId("mixed-0")

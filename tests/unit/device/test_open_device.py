@@ -27,5 +27,5 @@ def test_an_unknown_kind_is_refused(make: Callable[[SharedWords], object], words
 
 @pytest.mark.skipif(importlib.util.find_spec("cuda") is not None, reason="the CUDA bindings are installed")
 def test_cuda_without_its_package_says_what_to_install() -> None:
-    with pytest.raises(UserError, match="pip install cuda-bindings"):
+    with pytest.raises(UserError, match=r"needs cuda-bindings; where aegis was cloned: pip install -e '\.\[cuda\]'"):
         create_pool("cuda", 4 << 20)

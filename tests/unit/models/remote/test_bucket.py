@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,4 +82,10 @@ def test_a_bucket_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(ModelRefused, match="the bucket models cannot be reached"):
+        remote(tmp_path, "s3://models/team/tiny").look()
+
+
+def test_without_boto3_it_is_said_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ModelRefused, match=r"needs boto3; where aegis was cloned: pip install -e '\.\[s3\]'$"):
         remote(tmp_path, "s3://models/team/tiny").look()
