@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def architectures_of(sources: Iterable[Source]) -> list[str]:
 
 def _named(file: Path) -> list[str]:
     try:
-        if file.stat().st_size > SMALL_JSON_BYTES_MAX:
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > SMALL_JSON_BYTES_MAX:  # a pipe would be read for ever
             return []
         config = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

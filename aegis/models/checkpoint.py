@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ _TEMPLATES = "additional_chat_templates"
 """The one directory of a checkpoint that transformers looks into."""
 
 
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def other_than_file(mode: int) -> str:
+    """What it is that `stat` gives this mode, in words; empty for a regular file."""
+    return "" if stat.S_ISREG(mode) else next((kind for has, kind in _KINDS if has(mode)), "something else")
+
+
 def refuse_odd_files(directory: Path) -> None:
     """A foreign file may be anything, and endless. Raises ModelRefused if an entry is neither a file nor a directory,
     wherever links lead, or if a file beside the weights is too large. Opens none."""
@@ -49,8 +64,8 @@ def _refuse_odd(entry: Path, name: str) -> None:
         raise ModelRefused(f"{name}: {error.strerror}") from None
     if stat.S_ISDIR(found.st_mode):
         return
-    if not stat.S_ISREG(found.st_mode):
-        raise ModelRefused(f"{name} is no file; take it out of the directory")
+    if other := other_than_file(found.st_mode):
+        raise ModelRefused(f"{name} is no file, but {other}; take it out of the directory")
     if entry.suffix in _BESIDE_WEIGHTS:
         large = entry.name in _TOKENIZERS or entry.suffix in _VOCABULARIES
         most = TOKENIZER_BYTES_MAX if large else JSON_BYTES_MAX
@@ -61,6 +76,12 @@ def _refuse_odd(entry: Path, name: str) -> None:
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LAYER_COUNT = re.compile(r"(?:n|num)_(?:\w+_)?layers?|(?:de|en)coder_layers")
+_DIMENSIONS = ("d_model", "ffn_dim", "head_dim", "hidden_size", "intermediate_size", "n_embd", "n_inner", "vocab_size")
+_DIMENSIONS += ("n_head", "n_heads", "num_attention_heads", "num_heads", "num_key_value_heads", "num_kv_heads")
+"""Sizes that are dimensions of tensors, or divide one."""
+_COUNTS = ("max_position_embeddings", "n_layer", "n_layers", "n_positions", "num_hidden_layers", "num_layers")
+_ELEMENTS_A_BYTE = 4
+"""At most: no scheme of quantised weights has less than 2 bits for one."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -105,7 +126,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if is_gguf(directory):
         return open_gguf_checkpoint(directory)
     if not directory.is_dir():
-        raise ModelRefused("no such directory")
+        raise ModelRefused(_why_no_directory(directory))
     refuse_odd_files(directory)
     if not (directory / "config.json").is_file():
         raise ModelRefused("there is no config.json, so it is not a checkpoint")
@@ -120,8 +141,18 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     else:
         raise ModelRefused(_why_no_weights(directory))
     tensors = sum(_check_weights(file, named) for file, named in expected.items())
+    _refuse_larger_sizes(config, sum(file.stat().st_size for file in expected))
     _refuse_more_layers(config, tensors)
     return Checkpoint(directory, config, tuple(sorted(expected)))
+
+
+def _why_no_directory(path: Path) -> str:
+    """Why what is no directory is none of a checkpoint."""
+    try:
+        other = other_than_file(path.stat().st_mode)
+    except OSError:
+        return "no such directory"
+    return f"it is {other or 'a file'}; a checkpoint is a directory or a .gguf file"
 
 
 def open_gguf_checkpoint(path: Path, weights: Path | None = None) -> Checkpoint:
@@ -159,14 +190,36 @@ def _read_index(index: Path) -> dict[Path, set[str]]:
     return expected
 
 
-def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
-    """Refuses a configuration with more layers than tensors: making the model would take time and memory for each of
-    them."""
+def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """The whole numbers in it, with their names, and in the objects in it."""
     inner = [part for part in config.values() if isinstance(part, dict)]
     for part in [config, *inner]:
         for name, value in part.items():
-            if _LAYER_COUNT.fullmatch(name) and isinstance(value, int) and value > tensors:
-                raise ModelRefused(f"config.json: {name} is {value}, and there are {tensors} tensors in all")
+            if isinstance(value, int) and not isinstance(value, bool):
+                yield name, value
+
+
+def refuse_empty_sizes(config: dict[str, Any]) -> None:
+    """Raises ModelRefused for a size below 1, of which no model can be made. To be asked once it is known that models
+    of this kind are served: some of others have heads of size 0."""
+    for name, value in _numbers(config):
+        if value < 1 and name in (*_DIMENSIONS, *_COUNTS):
+            raise ModelRefused(f"config.json: {name} is {value}; it has to be 1 at least")
+
+
+def _refuse_larger_sizes(config: dict[str, Any], stored_bytes: int) -> None:
+    """Refuses a configuration with sizes that no tensor can have: memory would be taken for them."""
+    for name, value in _numbers(config):
+        if value > _ELEMENTS_A_BYTE * stored_bytes and name in _DIMENSIONS:
+            raise ModelRefused(f"config.json: {name} is {value}, and the weights have {stored_bytes} bytes in all")
+
+
+def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
+    """Refuses a configuration with more layers than tensors: making the model would take time and memory for each of
+    them."""
+    for name, value in _numbers(config):
+        if _LAYER_COUNT.fullmatch(name) and value > tensors:
+            raise ModelRefused(f"config.json: {name} is {value}, and there are {tensors} tensors in all")
 
 
 def _check_weights(file: Path, expected: set[str]) -> int:
@@ -192,8 +245,8 @@ def read_small_json(file: Path, kind: type = dict) -> Any:
         found = file.stat()
     except OSError as error:
         raise ModelRefused(f"{name}: {error.strerror}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise ModelRefused(f"{name} is no file; take it out of the directory")
+    if other := other_than_file(found.st_mode):
+        raise ModelRefused(f"{name} is no file, but {other}; take it out of the directory")
     if found.st_size > SMALL_JSON_BYTES_MAX:
         raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {SMALL_JSON_BYTES_MAX >> 20} are read")
     try:

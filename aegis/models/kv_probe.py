@@ -174,6 +174,8 @@ def _check_call(name: str, call: _Call, masks: dict[int, MaskFunction], context:
     if call.layer.heads == 0 or call.query_heads % call.layer.heads:
         raise ModelRefused(f"{name} has {call.query_heads} query heads for {call.layer.heads} of KV")
     window = call.arguments.get("sliding_window")
+    if isinstance(window, int) and window < 1:
+        raise ModelRefused(f"config.json: sliding_window is {window}; it has to be 1 at least")
     if call.mask is not None and not _is_as_stated(masks.get(call.mask.untyped_storage().data_ptr()), window, context):
         raise ModelRefused(f"{name} masks its attention in a way of its own that paged attention does not know")
 

@@ -25,7 +25,7 @@ from aegis.device.image_directory import GENERATION_CONFIG
 from aegis.engine.lean_transformers import without_compiler
 from aegis.engine.pooled_models import add_dense, auto_class, without_head
 from aegis.engine.quantised.integers import Integers
-from aegis.models.checkpoint import Checkpoint
+from aegis.models.checkpoint import Checkpoint, refuse_empty_sizes
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 from aegis.models.gguf.kept_integers import kept_integers, quantised_layers
 from aegis.models.gguf.tensors import StoredTensor, stored_tensors
@@ -186,6 +186,7 @@ def refuse_by_configuration(checkpoint: Checkpoint) -> Pooling | None:
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
     except (*LIBRARY_ERRORS, StrictDataclassError) as error:
+        refuse_empty_sizes(checkpoint.config)
         kind = checkpoint.config.get("model_type")
         known = f"transformers knows no such model (model_type {kind!r})" if kind else "config.json has no model_type"
         if kind in CONFIG_MAPPING:
@@ -193,6 +194,8 @@ def refuse_by_configuration(checkpoint: Checkpoint) -> Pooling | None:
         raise ModelRefused(f"{known}: {one_line(error)}") from error
     if not pools(checkpoint):
         refuse_by_config(config)
+        refuse_empty_sizes(checkpoint.config)
         return None
     looks_back = refuse_pooling_config(config)
+    refuse_empty_sizes(checkpoint.config)
     return read_pooling(checkpoint, hidden_size=config.get_text_config().hidden_size, looks_back=looks_back)

@@ -33,7 +33,8 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Pace, Slo, WeightsName
-from aegis.models.adapters.configuration import is_adapter
+from aegis.models.adapters.configuration import CONFIGURATION, is_adapter
+from aegis.models.checkpoint import other_than_file
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
@@ -62,6 +63,8 @@ def bar(report: Callable[[str], None]) -> type[Any]:
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+_EXPECTED = "a .yaml or .gguf file, a directory, a hub id or an address"
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!DP]*/*"]  # but 1_Pooling and 2_Dense
@@ -175,12 +178,15 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
         if path.suffix == SUFFIX:
             return [_at(path.absolute(), name, default_slo)]
         if path.suffix not in (".yaml", ".yml"):
-            raise UserError(
-                f"{name}: expected a .yaml or .gguf file, a directory, a hub id or an address", param="models"
-            )
+            raise UserError(f"{name}: expected {_EXPECTED}", param="models")
         return _read_yaml(path, default_slo)
     if path.is_dir():
         return [_at(at, name, default_slo) for at in _checkpoints(path)]
+    if path.exists():
+        other = other_than_file(path.stat().st_mode)
+        raise UserError(f"{_shown(name)}: it is no file, but {other}; expected {_EXPECTED}", param="models")
+    if _SCHEME.match(name):
+        address_of(name)  # refuses it: those that are known went before
     if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
     raise UserError(f"{_shown(name)}: no such file or directory", param="models")
@@ -197,11 +203,21 @@ def _checkpoints(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(entry for entry in directory.iterdir() if is_checkpoint(entry))
     if not found:
+        _refuse_odd([directory, *sorted(directory.iterdir())])
         raise UserError(
             f"{directory}: neither it nor any directory in it holds a config.json, and it holds no .gguf file",
             param="models",
         )
     return found
+
+
+def _refuse_odd(directories: Iterable[Path]) -> None:
+    """Refuses the first of them that would be a checkpoint, or an adapter, if its configuration were a file."""
+    for directory in directories:
+        for name in ("config.json", CONFIGURATION):
+            if (directory / name).exists() and (other := other_than_file((directory / name).stat().st_mode)):
+                reason = f"{name} is no file, but {other}; put that of a checkpoint in its place"
+                raise UserError(f"{directory}: {reason}", param="models")
 
 
 def _read_yaml(path: Path, default_slo: Slo) -> list[Source]:
@@ -245,7 +261,10 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
     named = path.parent / Path(read.path).expanduser()
     found = named.absolute() if is_gguf(named) else named.resolve()  # what a link leads to may have another name
     if not found.is_dir() and not is_gguf(found):
-        raise UserError(f"{where}: no such directory or .gguf file: {found}", param="models")
+        reason = "no such directory or .gguf file"
+        if found.exists():
+            reason = f"expected a directory or a .gguf file, not {other_than_file(found.stat().st_mode) or 'a file'}"
+        raise UserError(f"{where}: {reason}: {found}", param="models")
     return adapter_terms(where, replace(source, path=str(found)), own_slo=own_slo)
 
 

@@ -12,6 +12,7 @@ from aegis.core.errors import UserError
 
 _GGUF = ".gguf"
 _REMOTE = re.compile(r"(hf|https?|s3)://", re.IGNORECASE)
+_LOCAL = re.compile(r"file:(?://[^/]*)?(/.*)?", re.IGNORECASE | re.DOTALL)
 _HUB = re.compile(r"([\w-][\w.-]*(?:/[\w-][\w.-]*)?)(?:@([\w][\w./-]*))?", re.ASCII)
 _HUB_FILE = re.compile(
     r"([\w-][\w.-]*/[\w-][\w.-]*)/((?:[\w-][\w.-]*/)*[\w-][\w.-]*\.gguf)(?:@([\w][\w./-]*))?", re.ASCII
@@ -55,6 +56,9 @@ def is_remote(text: str) -> bool:
 
 def parse(text: str) -> Address:
     """Raises UserError."""
+    if local := _LOCAL.fullmatch(text):
+        path = _shown(local[1] or "/models")
+        raise UserError(f"{_shown(text)}: name what is on this machine by its path alone, like {path}")
     scheme, _, rest = text.partition("://")
     match scheme.lower():
         case "hf":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from aegis.core.ids import ModelId
@@ -27,3 +28,8 @@ def test_what_is_no_class_or_no_configuration_is_left_out(tmp_path: Path) -> Non
     odd = [{"architectures": ["pipeline", "os", 3, "A.BModel"]}, {"architectures": "XModel"}, [], "{", "[" * 100_000]
     sources = [_source(tmp_path, f"m{at}", config) for at, config in enumerate(odd)]
     assert architectures_of([*sources, Source(ModelId("gone"), str(tmp_path / "gone"))]) == []
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert architectures_of([Source(ModelId("m"), str(tmp_path))]) == []

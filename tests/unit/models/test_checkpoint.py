@@ -85,6 +85,10 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: edit_config(at, n_layer=10**7),
         "n_layer is 10000000, and there are 21 tensors",
     ),
+    "more of a size than there can be": (
+        lambda at: edit_config(at, vocab_size=10**9),
+        r"^config.json: vocab_size is 1000000000, and the weights have \d+ bytes in all$",
+    ),
     "inner layers": (
         lambda at: edit_config(at, text_config={"num_decoder_layers": 22}),
         "num_decoder_layers is 22, and there are 21 tensors",
@@ -147,6 +151,12 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(("path", "told"), [("/dev/zero", "it is a device"), (__file__, "it is a file")])
+def test_what_is_no_directory_is_refused(path: str, told: str) -> None:
+    with pytest.raises(ModelRefused, match=f"{told}; a checkpoint is a directory or a .gguf file"):
+        open_checkpoint(Path(path))
+
+
 def _sparse(file: Path, nbytes: int) -> None:
     file.touch()
     os.truncate(file, nbytes)
@@ -163,9 +173,9 @@ def _in_templates(at: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "fifo": (lambda at: os.mkfifo(at / "config.json"), "^config.json is no file"),
-    "socket": (lambda at: _socket(at / "x"), "^x is no file"),
-    "device": (lambda at: (at / "tokenizer.json").symlink_to("/dev/zero"), "^tokenizer.json is no file"),
+    "fifo": (lambda at: os.mkfifo(at / "config.json"), "^config.json is no file, but a named pipe; take it out"),
+    "socket": (lambda at: _socket(at / "x"), "^x is no file, but a socket"),
+    "device": (lambda at: (at / "tokenizer.json").symlink_to("/dev/zero"), "^tokenizer.json is no file, but a device"),
     "circle": (lambda at: (at / "a").symlink_to(at / "a"), "^a: Too many levels"),
     "template": (_in_templates, "^additional_chat_templates/rag.jinja is no file"),
     "json": (lambda at: _sparse(at / "config.json", 1 << 40), "^config.json has 1048576 MiB, at most 64 are read"),

@@ -96,3 +96,9 @@ def test_the_context_ends_where_the_batch_would_change_the_frequencies(rope: dic
 
 def test_learned_positions_bound_the_context() -> None:
     assert context_tokens(checkpoints.config("gpt2")) == 256
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_that_nothing_is_in_is_refused(window: int) -> None:
+    with pytest.raises(ModelRefused, match=f"config.json: sliding_window is {window}; it has to be 1 at least"):
+        probe(checkpoints.model("mistral", sliding_window=window))

@@ -142,6 +142,12 @@ def _growing(path: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": growing}))
 
 
+def _edited(**changes: Any) -> Callable[[Path], object]:
+    return lambda at: _edit(at, **changes)
+
+
+SIZES = ("head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size")
+
 BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "template": (lambda at: (at / "chat_template.jinja").write_text("{% endfor %}"), "its chat template, line 1: "),
     "long words": (
@@ -149,6 +155,11 @@ BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         "its chat template, line 1: No filter named 'aaa",
     ),
     "tokenizer": (_growing, "its normalizer may make a text 5000 times as long, at most 2048 is accepted"),
+    **{
+        f"{name} {value}": (_edited(**{name: value}), f": config.json: {name} is {value}; it has to be 1 at least$")
+        for name in SIZES
+        for value in (0, -1)
+    },
     "configuration": (lambda at: _edit(at, hidden_size="x"), "config.json is not of a llama: .*expected int, got str"),
     "rope": (
         lambda at: _edit(at, rope_parameters={"rope_type": "yarn"}),

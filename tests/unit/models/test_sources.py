@@ -186,6 +186,37 @@ def test_an_empty_directory_and_an_odd_file_are_refused(tmp_path: Path) -> None:
         read_sources([str(tmp_path / "model.onnx")])
 
 
+def _pipe(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda _: "/dev/zero", "/dev/zero: it is no file, but a device; expected a .yaml or .gguf file, a directory"),
+        (lambda at: _pipe(at / "m.gguf"), "m.gguf: it is no file, but a named pipe; expected a .yaml or .gguf file"),
+        (lambda at: _pipe(at / "config.json").parent, ": config.json is no file, but a named pipe; put that of"),
+        (lambda at: _pipe(at / "adapter_config.json").parent, ": adapter_config.json is no file, but a named pipe"),
+        (lambda at: _pipe(at / "a" / "b" / "config.json").parents[1], "a/b: config.json is no file"),
+        (lambda at: yaml(at, "models: {a: {path: /dev/zero}}"), "models.a: expected a directory or a .gguf file, not"),
+        (lambda _: "file:///etc", "file:///etc: name what is on this machine by its path alone, like /etc"),
+        (lambda _: "FILE:/etc", "FILE:/etc: name what is on this machine by its path alone, like /etc"),
+        (lambda _: "file://", "file://: name what is on this machine by its path alone, like /models"),
+        (lambda _: "ftp://host/x", "ftp://host/x: expected hf://org/name@revision, https://host/folder"),
+        (lambda _: "s3:/bucket/x", "s3:/bucket/x: expected hf://org/name@revision, https://host/folder"),
+    ],
+)
+def test_what_is_no_model_is_refused_at_once_with_what_it_is(
+    make: Callable[[Path], object], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read_sources([str(make(tmp_path))])
+    assert told in caught.value.message
+    assert "\n" not in caught.value.message
+
+
 def test_a_gguf_file_is_one_model_named_after_it(tmp_path: Path) -> None:
     file = tmp_path / "Qwen3-0.6B-Q4_K_M.gguf"
     file.touch()
