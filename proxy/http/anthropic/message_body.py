@@ -112,6 +112,9 @@ def _thinks(body: TokensBody) -> bool | None:
     kind = thinking.get("type")
     if kind not in THINKING_KINDS:
         raise body.invalid("thinking.type", f"must be one of {', '.join(THINKING_KINDS)}, not {shown(kind)}")
+    budget = thinking.get("budget_tokens")
+    if kind == "enabled" and budget is not None and (type(budget) is not int or budget < 1):
+        raise body.invalid("thinking.budget_tokens", f"must be an integer of 1 or more, not {shown(budget)}")
     return bool(kind != "disabled")
 
 

@@ -46,4 +46,4 @@ CHOICE = _object(
     {"type": {"enum": ["any", "auto", "none", "tool"]}}, name=_NAME, disable_parallel_tool_use={"type": "boolean"}
 )
 THINKING_KINDS = ("adaptive", "between_tools", "disabled", "enabled")
-THINKING = _object({"type": {"enum": list(THINKING_KINDS)}})
+THINKING = _object({"type": {"enum": list(THINKING_KINDS)}}, budget_tokens={"type": "integer", "minimum": 1})

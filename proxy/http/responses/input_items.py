@@ -69,6 +69,8 @@ class InputReader:
             self._add(output | {"content": self._content(f"{at}.output", item.get("output"))})
         elif kind == "item_reference":
             raise self._body.invalid(at, "refers to an item: send the item, or 'previous_response_id'")
+        elif kind in _UNREADABLE:
+            raise self._body.invalid(at, f"must be a message of text, not {shown(kind)}: {_WHY}")
         elif isinstance(kind, str):
             self._ignored.add(at, kind)
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aegis.models.text.text_model import TextModel
 from proxy.http.errors import shown
-from proxy.http.fields import Schema, Unsupported
+from proxy.http.fields import Fields, Schema, Unsupported
 from proxy.http.ignored import Ignored
 from proxy.http.parameters import (
     ANY_OBJECT,
@@ -66,6 +66,34 @@ _TOLD_AGAIN = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user"
 _WITHOUT_EFFECT = ("client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier")
 _NOT_SERVED = ("context_management", "moderation")
 _SCORES = "message.output_text.logprobs"
+_METADATA_MAX, _INCLUDE_MAX = 16, 64
+
+
+class Metadata(Object):
+    """Strings by their names."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> dict[str, Any]:
+        given = Object.check(self, value, fields, name)
+        if len(given) > _METADATA_MAX:
+            raise fields.invalid(name, f"may have at most {_METADATA_MAX} entries, not {len(given)}")
+        for key, told in given.items():
+            if not isinstance(told, str):
+                raise fields.invalid(name, f"must have strings as values, not {shown(told)} for {shown(key)}")
+        return given
+
+    def schema(self) -> Schema:
+        return {"type": "object", "additionalProperties": _STRING, "maxProperties": _METADATA_MAX}
+
+
+class Includes(Items):
+    """Of strings."""
+
+    def check(self, value: Any, fields: Fields, name: str) -> list[Any]:
+        entries = Items.check(self, value, fields, name)
+        for at, entry in enumerate(entries):
+            if not isinstance(entry, str):
+                raise fields.invalid(f"{name}[{at}]", f"must be a string, not {shown(entry)}")
+        return entries
 
 
 class ResponseBody(ModelBody):
@@ -82,7 +110,7 @@ class ResponseBody(ModelBody):
     previous_response_id = Text(None)
     stream = Flag(False)
     stream_options = Object()
-    metadata = Object()
+    metadata = Metadata()
     truncation = OneOf(("auto", "disabled"))
     temperature = GenerationBody.temperature
     top_p = GenerationBody.top_p
@@ -100,7 +128,9 @@ class ResponseBody(ModelBody):
     client_metadata = Anything({}, about="Without effect")
     user = Anything({}, about="Without effect")
     context_management = Anything({}, about="Ignored")
-    include = Anything({}, about=f"{_SCORES} gives the logprobs of text; other entries are ignored")
+    include = Includes(
+        _STRING, most=_INCLUDE_MAX, about=f"{_SCORES} gives the logprobs of text; other entries are ignored"
+    )
     moderation = Anything({}, about="Ignored")
     conversation = Unsupported()
     prompt = Unsupported()
@@ -168,13 +198,10 @@ def chat_request(
 
 
 def _includes_scores(body: ResponseBody, ignored: Ignored) -> bool:
-    included = body.take("include")
-    if not isinstance(included, list):
-        included = [] if included is None else [included]
-    for entry in included:
+    for entry in body.include:
         if entry != _SCORES:
-            ignored.add("include", entry if isinstance(entry, str) else "")
-    return _SCORES in included
+            ignored.add("include", entry)
+    return _SCORES in body.include
 
 
 def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> tuple[Any, Tools]:

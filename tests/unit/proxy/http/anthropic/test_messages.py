@@ -257,6 +257,13 @@ def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
         ({"stop_sequences": [""]}, "'stop_sequences'"),
         ({"temperature": 5}, "'temperature'"),
         ({"thinking": {"type": "x"}}, "'thinking.type'"),
+        *[
+            (
+                {"thinking": {"type": "enabled", "budget_tokens": budget}},
+                "'thinking.budget_tokens' must be an integer of 1 or more, not ",
+            )
+            for budget in (0, -1, 1.5, True, "1024", [1])
+        ],
         ({"tools": [{"name": "f"}]}, "'tools[0].input_schema'"),
         ({"system": [{"type": "image"}]}, "'system[0]'"),
         ({"maxtokens": 5}, "unknown parameter 'maxtokens'; did you mean 'max_tokens'?"),

@@ -494,6 +494,8 @@ def id_of_request(request_id: str) -> str:
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "input_image", "image_url": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "x"}, {"type": "input_file", "file_id": "x"}]}, "input[1]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
@@ -503,6 +505,12 @@ def id_of_request(request_id: str) -> str:
         ({"conversation": "x"}, "conversation"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"temperature": 5}, "temperature"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"include": ["unheard-of", 5]}, "include[1]"),
+        ({"include": ["x"] * 65}, "include"),
+        ({"metadata": ["a"]}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ({"maxtokens": 5}, "maxtokens"),
         ({"input": "x" * 600}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
@@ -511,3 +519,20 @@ def id_of_request(request_id: str) -> str:
 def test_bad_input_is_refused_by_its_name_here(parameters: dict[str, Any], param: str) -> None:
     reply = post(market(), PATH, ask(**parameters))
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+
+
+def test_an_image_is_refused_wherever_it_is_with_what_is_read() -> None:
+    image = {"type": "input_image", "image_url": "x"}
+    alone, within = (post(market(), PATH, ask([each])) for each in (image, {"role": "user", "content": [image]}))
+    assert alone.json()["error"]["message"] == (
+        "'input[0]' must be a message of text, not 'input_image': the models here read text only"
+    )
+    assert within.json()["error"]["message"].endswith("not 'input_image': the models here read text only")
+
+
+def test_as_many_pairs_and_entries_as_openai_takes_are_taken() -> None:
+    pairs = {str(number): "x" for number in range(16)}
+    reply = post(market(), PATH, ask(metadata=pairs, include=["unheard-of"]))
+    assert (reply.status_code, reply.json()["metadata"]) == (200, pairs), reply.text
+    assert reply.headers["x-aegis-ignored"] == "include (unheard-of)"
+    assert post(market(), PATH, ask(metadata=None, include=None)).status_code == 200
