@@ -220,6 +220,10 @@ class Server(Section):
         return self
 
 
+_PAGE_BYTES = 2 << 20
+"""Of a device; weights take whole pages of it, and slabs consist of them."""
+
+
 class Memory(Section):
     """The amounts of device and host memory that may be used."""
 
@@ -247,11 +251,20 @@ class Memory(Section):
 
     @model_validator(mode="after")
     def _slabs_fit(self) -> Memory:
-        if self.slab % (2 << 20):
-            raise ValueError(f"slab ({format_size(self.slab)}) should be a multiple of 2MiB")
-        for name in ("device", "host"):
-            if self.slab > getattr(self, name):
-                raise ValueError(f"{name} ({format_size(getattr(self, name))}) is less than one slab")
+        slab = format_size(self.slab)
+        if self.slab % _PAGE_BYTES:
+            raise ValueError(f"slab ({slab}) should be a multiple of {format_size(_PAGE_BYTES)}")
+        least = _PAGE_BYTES + self.slab
+        if self.device < least:
+            raise ValueError(
+                f"device ({format_size(self.device)}) is too little: the smallest model takes {format_size(least)}, a "
+                f"page of weights and a slab of KV ({slab}); raise it"
+            )
+        if self.host < self.slab:
+            raise ValueError(
+                f"host ({format_size(self.host)}) is too little: each instance takes two slabs of KV ({slab} each) of "
+                "it, beside model_cache; raise it"
+            )
         if self.cache_bytes >= self.host:
             raise ValueError(f"model_cache ({format_size(self.cache_bytes)}) leaves nothing of host for KV")
         return self

@@ -125,7 +125,7 @@ def test_a_bad_address_of_a_broker_is_told_without_its_password() -> None:
         ("slo: {tbt_ms: -1}", "slo.tbt_ms: should be greater than or equal to 0.001, not -1"),
         ("slo: {ttft_ms: 1.0e+300}", "slo.ttft_ms: should be less than or equal to 86400000, not 1e+300"),
         ("memory: {device: 5 parsecs}", "memory.device: '5 parsecs' is no size; write it like 512MiB"),
-        ("memory: {device: 1MiB}", "memory: device (1MiB) is less than one slab"),
+        ("memory: {device: 1MiB}", "memory: device (1MiB) is too little: the smallest model takes 4MiB"),
         ("memory: {slab: 3MiB}", "memory: slab (3MiB) should be a multiple of 2MiB"),
         ("memory: {model_cache: 4GiB}", "memory: model_cache (4GiB) leaves nothing of host for KV"),
         ("models: {a: {path: /x, pin: 3}}", "models.a.pin: should be a valid boolean"),
@@ -159,7 +159,23 @@ def test_the_first_of_several_mistakes_is_told_and_the_others_counted(tmp_path: 
 
 def test_options_that_do_not_fit_each_other_are_both_named() -> None:
     message = refusal({"device_memory": "2MiB", "slab": "4MiB"})
-    assert message == "--device-memory, --slab: device (2MiB) is less than one slab"
+    assert message == (
+        "--device-memory, --slab: device (2MiB) is too little: the smallest model takes 6MiB, a page of weights and a "
+        "slab of KV (4MiB); raise it"
+    )
+
+
+def test_memory_that_holds_no_model_is_told_with_what_is_needed() -> None:
+    assert refusal({"device_memory": "1"}) == (
+        "--device-memory: device (1B) is too little: the smallest model takes 4MiB, a page of weights and a slab of KV "
+        "(2MiB); raise it"
+    )
+    assert refusal({"device_memory": "2MiB"}).startswith("--device-memory: device (2MiB) is too little")
+    assert load({"device_memory": "4MiB"}, {}).memory.device == 4 << 20
+    assert refusal({"host_memory": "1"}) == (
+        "--host-memory: host (1B) is too little: each instance takes two slabs of KV (2MiB each) of it, beside "
+        "model_cache; raise it"
+    )
 
 
 def test_half_of_the_host_memory_is_the_model_cache_unless_it_is_said_how_much() -> None:
