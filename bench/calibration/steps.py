@@ -24,7 +24,8 @@ from bench.calibration.least_squares import Matrix, Quality, Vector, fit, qualit
 _CONTENTION = 0.02  # a smaller one counts as none
 _CONTENTION_MAX = 4.0
 _OCCASION_NS = 5_000_000_000  # for about so long, or less, a machine is as slow as it is at a moment
-_FEWEST = 10  # runs, below which nothing is fitted
+FEWEST = 10
+"""Runs of a kind, below which nothing is fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,27 @@ class Beside:
         return 1 / max(pace, 1e-9)
 
 
-def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
+def observed(spans: Sequence[Span]) -> dict[ModelId, tuple[int, int]]:
+    """How many prefills, and decode runs, of each model there are to fit its costs to."""
+    whole = [span for span in spans if span.on_whole_device]
+    prefills, decodes = (_observations(whole, kind) for kind in (SpanKind.PREFILL, SpanKind.DECODE))
+    return {
+        model: (len(prefills.get(model, ())), len(decodes.get(model, ()))) for model in sorted({*prefills, *decodes})
+    }
+
+
+def _observations(spans: Iterable[Span], kind: SpanKind) -> Mapping[ModelId, list[list[Span]]]:
+    """Of each model: runs, or the consecutive ones that count as one."""
     found: defaultdict[ModelId, list[list[Span]]] = defaultdict(list)
     for together in (
         _steady(spans) if kind is SpanKind.DECODE else ([s] for s in spans if s.kind is kind and not s.streams)
     ):
         if all(span.stop_ns > span.start_ns for span in together):
             found[together[0].model].append(together)
+    return found
+
+
+def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId, _Runs]:
     features = _decode_features if kind is SpanKind.DECODE else _prefill_features
     return {
         model: _Runs(
@@ -180,8 +195,8 @@ def _runs(spans: Iterable[Span], kind: SpanKind, busy: _Busy) -> Mapping[ModelId
             np.array([sum(map(_length_ns, these)) for these in all_of_it], dtype=np.float64),
             np.array([these[0].start_ns // _OCCASION_NS for these in all_of_it], dtype=np.float64),
         )
-        for model, all_of_it in found.items()
-        if len(all_of_it) >= _FEWEST
+        for model, all_of_it in _observations(spans, kind).items()
+        if len(all_of_it) >= FEWEST
     }
 
 

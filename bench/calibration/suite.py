@@ -15,13 +15,13 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.sim.compute_shares import WHOLE
 from aegis.telemetry.node_report import NodeReport
-from aegis.telemetry.spans import SpanKind
+from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration import telemetry
 from bench.calibration.lane_shares import LaneShares, fit_lanes
 from bench.calibration.least_squares import Quality
 from bench.calibration.rates import CopyRate, Rates, measure_rates
 from bench.calibration.serving_estimates import ServingQuality, serving_lines, serving_quality
-from bench.calibration.steps import StepFit, fit_steps
+from bench.calibration.steps import FEWEST, StepFit, fit_steps, observed
 from bench.calibration.telemetry import Telemetry
 from bench.common.result_files import check, write
 from bench.serve import suite
@@ -203,7 +203,7 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     from."""
     contention, fits = fit_steps(seen.spans)
     if not fits:
-        raise UserError("too few runs of any model to learn from: at least 10 prefills and 10 decode runs are needed")
+        raise _too_few(seen.spans)
     rates = measure_rates(seen.spans, seen.records)
     lanes = fit_lanes(seen.spans, fits, contention)
     write(out, written(contention, fits, rates, lanes).encode())
@@ -212,6 +212,17 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     serving = serving_quality(seen.spans, models)
     own = ["", *serving_lines(serving)] if serving.models else []
     return Learned(fits, serving, [*lines(contention, fits, rates), *lane_lines(lanes), *own, *_left_out(left_out)])
+
+
+def _too_few(spans: Sequence[Span]) -> UserError:
+    """Of every model."""
+    counts = observed(spans)
+    most = max(counts, key=lambda model: min(counts[model]), default=None)
+    had = "none had any" if most is None else f"{most} had {counts[most][0]} and {counts[most][1]}"
+    return UserError(
+        f"too few runs to learn from: a model needs {FEWEST} prefills and {FEWEST} decode runs, and {had}; watch the "
+        "server for longer, under load, or let `aegis calibrate --probe` send it some"
+    )
 
 
 def _left_out(models: Sequence[ModelId]) -> list[str]:

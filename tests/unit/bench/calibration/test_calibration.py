@@ -224,8 +224,21 @@ def _run(directory: Path, **given: Any) -> None:
 
 def test_too_little_to_learn_from_is_told(tmp_path: Path) -> None:
     span = Span(InstanceId("i"), SpanKind.DECODE, ModelId("m"), 0, 5, 1, 1, 1)
-    with pytest.raises(UserError, match="too few runs"):
+    with pytest.raises(UserError) as refusal:
         calibrate(Telemetry([span] * 9, []), tmp_path / "costs.yaml")
+    assert refusal.value.message == (
+        "too few runs to learn from: a model needs 10 prefills and 10 decode runs, and m had 0 and 9; watch the server "
+        "for longer, under load, or let `aegis calibrate --probe` send it some"
+    )
+    with pytest.raises(UserError, match="10 decode runs, and none had any; watch the server for longer"):
+        calibrate(Telemetry([], []), tmp_path / "costs.yaml")
+
+
+def test_of_too_few_runs_those_of_the_model_with_most_are_told(tmp_path: Path) -> None:
+    spans, _ = made(Truth(), runs=8)
+    few = [replace(span, model=ModelId("few")) for span in spans if span.kind is SpanKind.DECODE]
+    with pytest.raises(UserError, match=r"and [ab] had \d+ and [1-9]; watch"):
+        calibrate(Telemetry([*few, *spans], []), tmp_path / "costs.yaml")
 
 
 def test_runs_on_lanes_say_nothing_of_the_whole_device() -> None:
