@@ -450,8 +450,8 @@ class DecodeCore:
             if self.ledger.balloon.owes:
                 self._eviction.give_way(now_ns)
         elif self._reasons and turn is not previous and self._work.had_choice(previous):
-            requests = tuple([sequence.job.request for sequence in turn.batch.sequences])
-            self._effects.append(self._reasons.decision(self._work.plan, self._work.given(), requests, now_ns))
+            jobs = [sequence.job for sequence in turn.batch.sequences]
+            self._effects.append(self._reasons.decision(self._work.plan, self._work.given(), jobs, now_ns))
         for batch in (previous.batch if previous else None, holder):
             if batch and turn and batch is not turn.batch and batch is not self._work.holder:
                 self._preempt(batch)

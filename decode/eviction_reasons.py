@@ -53,15 +53,15 @@ class EvictionReasons:
 
     def youngest(self, sequence: Request) -> Decision:
         """The KV of its own batch's youngest sequence is on its way to host memory."""
-        model = sequence.job.model
-        what = f"KV of {request_of(sequence.job.request, model)} moves to host memory for the rest of its batch"
+        job, model = sequence.job, sequence.job.model
+        what = f"KV of {request_of(job.request, model, job.priority)} moves to host memory for the rest of its batch"
         why = Why("it is the youngest there, and nothing of others is left to move")
         return self._decision(model, (sequence,), what, why)
 
     def gave_up(self, sequence: Request, because: str) -> Decision:
         """It is to be placed and prefilled again."""
         job = sequence.job
-        what = given_up(job.request, job.model, sequence.generated)
+        what = given_up(job.request, job.model, sequence.generated, job.priority)
         why = Why(f"{because}; it is to be prefilled again")
         return Decision(self.now_ns, self._instance, DecisionKind.REFUSE, job.model, (job.request,), what, why)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aegis.core.decision import Contender, Decision, DecisionKind, ExplainsTurns, Plan, Why, why_before
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.ids import InstanceId
+from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
-from aegis.core.wording import ALONE, due, duration, since, takes
+from aegis.core.wording import ALONE, among, due, duration, since, takes
 from decode.slack import begin_by_ns, change_ns
 
 _PAUSES = {
@@ -21,17 +24,19 @@ class TurnReasons:
         self._instance = instance
         self._why = policy.why_turn if isinstance(policy, ExplainsTurns) else why_turn
 
-    def decision(self, plan: Plan, at: int, requests: tuple[RequestId, ...], now_ns: int) -> Decision:
-        """Turn number `at` of the plan is given, to these requests."""
+    def decision(self, plan: Plan, at: int, jobs: Sequence[Job], now_ns: int) -> Decision:
+        """Turn number `at` of the plan is given, to the requests of these jobs."""
         batch, quota_ns = plan.batch(at), plan.turns[at].quota_ns
         assert batch is not None
+        requests = tuple([job.request for job in jobs])
+        told = since(now_ns - plan.made_ns) + among([job.priority for job in jobs])
         if plan.turns[at].pause:
             run, because = _PAUSES[plan.turns[at].decodes]
-            what = f"{batch.model} has {run} in a pause of another turn{since(now_ns - plan.made_ns)}"
+            what = f"{batch.model} has {run} in a pause of another turn{told}"
             return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, Why(because))
         verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"
         length = "until it is done" if quota_ns is None else f"for {duration(quota_ns)}"
-        what = f"{batch.model} {verb} {length}{since(now_ns - plan.made_ns)}"
+        what = f"{batch.model} {verb} {length}{told}"
         return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, self._why(plan, at))
 
 

@@ -15,7 +15,7 @@ from prefill.queue import Queue
 
 def next_decision(instance: InstanceId, job: Job, why: Why, made_ns: int, now_ns: int) -> Decision:
     """The job begins."""
-    what = f"{request_of(job.request, job.model)} is prefilled{since(now_ns - made_ns)}"
+    what = f"{request_of(job.request, job.model, job.priority)} is prefilled{since(now_ns - made_ns)}"
     return Decision(now_ns, instance, DecisionKind.PREFILL, job.model, (job.request,), what, why)
 
 

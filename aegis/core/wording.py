@@ -5,6 +5,8 @@ Times have three digits, and the unit last.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aegis.core.ids import ModelId, RequestId
 
 ALONE = "nobody else has work"
@@ -58,14 +60,23 @@ def first_in_line(jobs: int) -> str:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def request_of(request: RequestId, model: ModelId) -> str:
-    """`request 12 of bakery`."""
-    return f"request {request} of {model}"
+def request_of(request: RequestId, model: ModelId, priority: int = 0) -> str:
+    """`request 12 of bakery`, `request 12 of bakery, of priority -1,`."""
+    return f"request {request} of {model}" + (f", of priority {priority}," if priority else "")
 
 
-def given_up(request: RequestId, model: ModelId, tokens: int) -> str:
+def given_up(request: RequestId, model: ModelId, tokens: int, priority: int = 0) -> str:
     """`request 12 of bakery is given up after 3 tokens`."""
-    return f"{request_of(request, model)} is given up after {count(tokens, 'token')}"
+    return f"{request_of(request, model, priority)} is given up after {count(tokens, 'token')}"
+
+
+def among(priorities: Iterable[int]) -> str:
+    """`, with requests of priority -1 and 2`, or nothing where all are 0."""
+    named = [str(priority) for priority in sorted({*priorities} - {0})]
+    if not named:
+        return ""
+    listed = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+    return f", with requests of priority {listed}"
 
 
 # --- what leaves the device -------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aegis.core.decision import Decision, DecisionKind, ExplainsGroups, ExplainsPlaces, Why
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
+from aegis.core.request import Job
 from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, PrefillPolicy, PrefillView, Work
 from aegis.core.wording import count, duration, given_up, request_of, when
 from proxy.routing.sessions import Session
@@ -20,22 +21,18 @@ class PlaceReasons:
         self._why_group = prefill_policy.why_group if isinstance(prefill_policy, ExplainsGroups) else _why_group
         self._why_place = decode_policy.why_place if isinstance(decode_policy, ExplainsPlaces) else _why_place
 
-    def group(
-        self, request: RequestId, work: Work, queues: PrefillView, chosen: PrefillPlacement, now_ns: int
-    ) -> Decision:
+    def group(self, job: Job, work: Work, queues: PrefillView, chosen: PrefillPlacement, now_ns: int) -> Decision:
         """The request is about to be put there, to be prefilled."""
-        return _decision(request, work, chosen.instance, "prefilled", self._why_group(work, queues, chosen), now_ns)
+        return _decision(job, work, chosen.instance, "prefilled", self._why_group(work, queues, chosen), now_ns)
 
-    def place(self, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
+    def place(self, job: Job, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
         """The request is about to be put there, to be decoded; to be prefilled before, where nobody has its KV."""
-        return _decision(request, work, chosen, _how(work), self._why_place(work, lists, chosen), now_ns)
+        return _decision(job, work, chosen, _how(work), self._why_place(work, lists, chosen), now_ns)
 
-    def place_at_home(
-        self, request: RequestId, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int
-    ) -> Decision:
+    def place_at_home(self, job: Job, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
         """Likewise, where it is set to which instances requests of the model go."""
         why = Why(f"its model was placed there; {_share(lists.load_ppm(chosen))} of the instance's time are wanted")
-        return _decision(request, work, chosen, _how(work), why, now_ns)
+        return _decision(job, work, chosen, _how(work), why, now_ns)
 
 
 def refusal(session: Session, slo: Slo | None, because: str, now_ns: int) -> Decision:
@@ -43,14 +40,14 @@ def refusal(session: Session, slo: Slo | None, because: str, now_ns: int) -> Dec
     job, sent, where = session.job, len(session.sent), session.decode or session.prefill
     due_ns = slo.due_ns(job.arrival_ns, sent) if slo else now_ns
     why = Why(f"{because}; its next token is due {when(due_ns - now_ns)}", slack_ns=due_ns - now_ns)
-    refused = f"{request_of(job.request, job.model)} is refused"
-    what = given_up(job.request, job.model, sent) if sent or where else refused
+    refused = f"{request_of(job.request, job.model, job.priority)} is refused"
+    what = given_up(job.request, job.model, sent, job.priority) if sent or where else refused
     return Decision(now_ns, where or NOWHERE, DecisionKind.REFUSE, job.model, (job.request,), what, why)
 
 
-def _decision(request: RequestId, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
-    what = f"{request_of(request, work.model)} is to be {how} on {chosen}"
-    return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (request,), what, why)
+def _decision(job: Job, work: Work, chosen: InstanceId, how: str, why: Why, now_ns: int) -> Decision:
+    what = f"{request_of(job.request, work.model, job.priority)} is to be {how} on {chosen}"
+    return Decision(now_ns, chosen, DecisionKind.PLACE, work.model, (job.request,), what, why)
 
 
 def _how(work: Work) -> str:

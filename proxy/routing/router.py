@@ -217,7 +217,7 @@ class Router:
             joined = self._prefills.group_of(at, first.job.request) if first and at else None
             chosen = joined or self._prefill_policy.place(work, self._prefills)
             if self._reasons and not joined:
-                self._out.append(self._reasons.group(request, work, self._prefills, chosen, self._now_ns))
+                self._out.append(self._reasons.group(job, work, self._prefills, chosen, self._now_ns))
             group = self._prefills.add(chosen, request, work)
             session.prefill = chosen.instance
             self._first_tokens.add(chosen.instance, request)
@@ -263,7 +263,7 @@ class Router:
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         if self._reasons:
             placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
-            self._out.append(placed(request, work, self._decodes, instance, self._now_ns))
+            self._out.append(placed(self._sessions[request].job, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
         self.admission.placed(instance, self._sessions[request].job)
 

@@ -1,7 +1,7 @@
 """Numbers in sentences, and sentences that more than one reason says."""
 
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.wording import count, due, duration, given_up, leaves, since, stays, takes, when
+from aegis.core.wording import among, count, due, duration, given_up, leaves, request_of, since, stays, takes, when
 
 
 def test_times_have_three_digits_and_a_unit() -> None:
@@ -23,6 +23,10 @@ def test_sentences_of_several_reasons() -> None:
     assert due("first token", 1_200_000_000) == "first token due in 1.2 s"
     assert takes("prefill", 400_000_000) == "prefill 400 ms"
     assert given_up(RequestId(12), ModelId("a"), 1) == "request 12 of a is given up after 1 token"
+    assert given_up(RequestId(12), ModelId("a"), 2, 3) == "request 12 of a, of priority 3, is given up after 2 tokens"
+    assert request_of(RequestId(12), ModelId("a"), -1) == "request 12 of a, of priority -1,"
+    assert among([0, 0]) == among([]) == ""
+    assert among([2, 0, -1, 2, 1]) == ", with requests of priority -1, 1 and 2"
     assert leaves("weights of a leave", ModelId("b")) == "weights of a leave for b"
     assert leaves("weights of a leave", None) == "weights of a leave for another instance"
     assert stays("nobody waits for it", "b", "it is next") == "nobody waits for it; b stays, it is next"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from aegis.core.decision import Decision, DecisionKind, Plan, Why
 from aegis.core.effects import UnmapWeights
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.messages import Cancel, GaveUp
 from aegis.core.model import ModelSpec
+from aegis.core.request import Job, Sampling
 from aegis.core.views import BatchView, Turn
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from decode.core import DecodeCore
@@ -19,7 +22,8 @@ from tests.unit.decode.turns import TWO_MODELS_FIT, WIDE, WIDE_2, A, B, C, settl
 
 _MS = 1_000_000
 D = make_spec(3, image_pages=3, block_bytes=PAGE // 4)
-ME, R = InstanceId("decode-0"), (RequestId(1),)
+ME = InstanceId("decode-0")
+JOB = Job(RequestId(1), 1, ModelId("a"), (1,), Sampling(max_tokens=9), 0)
 FIRST = BatchView(1, ModelId("a"), 10 * _MS, 100 * _MS, 450 * _MS, first_due_ns=900 * _MS, prefill_ns=300 * _MS)
 SECOND = BatchView(2, ModelId("b"), 20 * _MS, 100 * _MS, 450 * _MS, due_ns=50 * _MS, resident=True)
 PLAN = Plan((SECOND, FIRST), (Turn(1, 840 * _MS), Turn(2, None)), 100 * _MS)
@@ -45,10 +49,19 @@ def replace_turns(*turns: Turn) -> Plan:
 
 def test_a_decision_says_who_has_the_turn_and_for_how_long() -> None:
     reasons = TurnReasons(ME, Qlm())
-    told = reasons.decision(PLAN, 0, R, 100 * _MS)
-    assert (told.kind, told.model, told.requests) == (DecisionKind.TURN, "a", R)
+    told = reasons.decision(PLAN, 0, [JOB], 100 * _MS)
+    assert (told.kind, told.model, told.requests) == (DecisionKind.TURN, "a", (1,))
     assert told.line.startswith("a has the turn for 840 ms: number 1 of 2 in the plan (")
-    assert reasons.decision(PLAN, 1, R, 150 * _MS).what == "b has the turn until it is done, as planned 50 ms ago"
+    assert reasons.decision(PLAN, 1, [JOB], 150 * _MS).what == "b has the turn until it is done, as planned 50 ms ago"
+
+
+def test_a_decision_says_which_priorities_moved_its_deadlines() -> None:
+    jobs = [replace(JOB, request=RequestId(at), priority=priority) for at, priority in enumerate((2, 0, -1, 2))]
+    reasons = TurnReasons(ME, Qlm())
+    what = reasons.decision(PLAN, 1, jobs, 150 * _MS).what
+    assert what == "b has the turn until it is done, as planned 50 ms ago, with requests of priority -1 and 2"
+    pause = PLAN._replace(turns=(Turn(1, None, pause=True),))
+    assert reasons.decision(pause, 0, jobs[3:], 100 * _MS).what.endswith(", with requests of priority 2")
 
 
 def test_round_robin_tells_what_its_quota_comes_from() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from aegis.core.clock import NS_PER_S
 from aegis.core.decision import Decision, DecisionKind
 from aegis.core.estimators import Hardware
@@ -20,7 +23,7 @@ from proxy.routing.router import Router
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
 
 
-def placed(policy: DecodePolicy, role: Role, *, explains: bool = True) -> list[Decision]:
+def placed(policy: DecodePolicy, role: Role, *, explains: bool = True, priority: int = 0) -> list[Decision]:
     """Two requests of one model come, on two instances."""
     core = Router(GroupedFcfs(), policy, Hardware(), explains=explains)
     core.on(ModelUp(SPEC, 1000), 0)
@@ -28,9 +31,8 @@ def placed(policy: DecodePolicy, role: Role, *, explains: bool = True) -> list[D
         core.on(InstanceUp(InstanceId(f"{role}-{number}"), role), 0)
     effects = []
     for number in (1, 2):
-        effects += core.on(
-            RequestArrived(Job(RequestId(number), 1, SPEC.model, (1, 2, 3), Sampling(max_tokens=9), number)), number
-        )
+        job = Job(RequestId(number), 1, SPEC.model, (1, 2, 3), Sampling(max_tokens=9), number, priority=priority)
+        effects += core.on(RequestArrived(job), number)
     return [effect for effect in effects if isinstance(effect, Decision)]
 
 
@@ -42,6 +44,12 @@ def test_a_request_is_told_with_its_place_and_the_next_best() -> None:
     )
     first, _ = placed(LeastSlack(), Role.MIXED)
     assert first.why.lost == "mixed-1"
+
+
+@pytest.mark.parametrize(("role", "how"), [(Role.MIXED, "served"), (Role.PREFILL, "prefilled")])
+def test_a_priority_is_told_with_the_request(role: Role, how: str) -> None:
+    first, _ = placed(WeightedRoundRobin(), role, priority=-1)
+    assert first.what == f"request 1 of {SPEC.model}, of priority -1, is to be {how} on {role}-0"
 
 
 def test_policies_without_words_of_their_own_are_explained_by_what_they_saw() -> None:
@@ -84,6 +92,8 @@ def test_a_request_without_a_place_is_told_with_its_deadline() -> None:
     assert told.line == f"request 1 of {SPEC.model} is refused: {because}"
     assert told.why.slack_ns == 8 * NS_PER_S
     assert failed(*events, explains=False) == []
+    (told,) = failed(*events[:2], RequestArrived(replace(ARRIVES.job, priority=2)))
+    assert told.what == f"request 1 of {SPEC.model}, of priority 2, is refused"
 
 
 def test_a_request_that_is_given_up_is_told_with_where_it_was() -> None:
