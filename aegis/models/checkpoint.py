@@ -76,8 +76,9 @@ def _refuse_odd(entry: Path, name: str) -> None:
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _LAYER_COUNT = re.compile(r"(?:n|num)_(?:\w+_)?layers?|(?:de|en)coder_layers")
-_DIMENSIONS = ("d_model", "ffn_dim", "head_dim", "hidden_size", "intermediate_size", "n_embd", "n_inner", "vocab_size")
-_DIMENSIONS += ("n_head", "n_heads", "num_attention_heads", "num_heads", "num_key_value_heads", "num_kv_heads")
+_HEADS = ("n_head", "n_heads", "num_attention_heads", "num_heads", "num_key_value_heads", "num_kv_heads")
+_WIDTHS = ("d_model", "ffn_dim", "head_dim", "hidden_size", "intermediate_size", "n_embd", "n_inner", "vocab_size")
+_DIMENSIONS = (*_HEADS, *_WIDTHS)
 """Sizes that are dimensions of tensors, or divide one."""
 _COUNTS = ("max_position_embeddings", "n_layer", "n_layers", "n_positions", "num_hidden_layers", "num_layers")
 _ELEMENTS_A_BYTE = 4

@@ -30,8 +30,8 @@ def refusal() -> str | None:
     found = installed()
     if found is None:
         return (
-            f"vLLM {PINNED} is needed and not installed; {install_advice('vllm')} "
-            "(docs/vllm.md says how on a machine without a GPU)"
+            f"vLLM is not installed; {install_advice('vllm')} ({PINNED}; docs/vllm.md says how on a machine without a "
+            "GPU)"
         )
     if found.split()[1].partition("+")[0] != PINNED:
         return f"vLLM {PINNED} is needed, {found} is installed; {install_advice('vllm')}"

@@ -54,7 +54,7 @@ def test_an_engine_that_is_not_installed_costs_its_models_alone(llama: Built, mo
     arena = Arena()
     engines = Engines(arena.region, device="cpu", first="transformers")
     stranger = _for_vllm(llama)
-    with pytest.raises(UserError, match=r"vLLM .* is needed and not installed; where aegis was cloned: pip install"):
+    with pytest.raises(UserError, match="vLLM is not installed; where aegis was cloned: pip install"):
         engines.attach(stranger.spec, stranger.base)
     engines.discard(stranger.spec)
     engines.detach(stranger.spec.model)

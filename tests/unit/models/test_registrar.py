@@ -65,7 +65,7 @@ def test_a_checkpoint_that_takes_all_memory_is_refused_and_the_next_is_registere
     )
     (in_python / "chat_template.jinja").write_text("{{ [0] * 10 ** 9 }}")
     config = json.loads((in_torch / "config.json").read_text())
-    (in_torch / "config.json").write_text(json.dumps(config | {"vocab_size": 4 * 10**7}))
+    (in_torch / "config.json").write_text(json.dumps(config | {"vocab_size": 10**5, "hidden_size": 25_600}))
     jobs = [
         Job(Source(ModelId(at.name), path=str(at)), "auto", str(tmp_path / "c")) for at in (in_python, in_torch, good)
     ]

@@ -48,7 +48,5 @@ def test_a_model_for_vllm_is_refused_without_it(tmp_path: Path, monkeypatch: pyt
     _install(monkeypatch)
     directory = checkpoints.write(tmp_path / "llama", "llama")
     source = Source(ModelId("llama"), path=str(directory), engine="vllm")
-    with pytest.raises(
-        ModelRefused, match=r"llama: vLLM .* is needed and not installed; where aegis was cloned: pip install"
-    ):
+    with pytest.raises(ModelRefused, match=r"llama: vLLM is not installed; where aegis was cloned: pip install"):
         register(source, dtype="float32", cache_dir=tmp_path / "cache")
