@@ -13,7 +13,7 @@ from aegis.core.lane_views import Companion, Division, LaneChoice, LanesView
 from aegis.core.views import BatchView, DecodeView, Pressure, Renewal, Turn, TurnRules, Work
 from aegis.core.wording import duration, when
 from decode.policies import savable
-from decode.policies.overload import shedding, spoken_for
+from decode.policies.overload import Shedding, shedding, spoken_for
 from decode.reasons import cost_ns, wants
 from decode.slack import begin_by_ns
 
@@ -28,6 +28,7 @@ _RULES = TurnRules(
 _PPM = 1_000_000
 _NEAR = 1.1  # the guard adds 9 % to what it has seen, and 30 % where it has seen nothing
 _IN_ORDER_OF_MAKING = attrgetter("batch")
+_RAN_NS = attrgetter("ran_ns")
 _GAIN = attrgetter("gain")
 
 
@@ -62,6 +63,10 @@ class LeastSlack:
     second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
     time, of a quantum with their prefills, and those of them that can still be on time what the others can spare. A
     request that is late counts less in that, the less of it can be on time once it has caught up.
+
+    One that is kept then, and that is full, so that another batch of its model waits, goes on after its quantum until
+    somebody else has to begin within one. Run ahead of its deadlines it loses no rows, for whoever leaves makes room
+    for others, and changes are saved. One with places left has the more rows in each step, the later it is run.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
     is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
@@ -135,6 +140,9 @@ class LeastSlack:
         if running and running.turn_ns is not None and running.turn_ns < quantum_ns:
             order.remove(running)
             order.insert(0, running)
+        elif (full := _goes_on(order, found, now_ns + quantum_ns)) is not None:
+            order.remove(full)
+            order.insert(0, full)
         quotas_ns = [quantum_ns + (0 if b.batch in shed else b.prefill_ns) for b in order]
         if self.rules.chunk_tokens is None:
             return [Turn(b.batch, quota_ns) for b, quota_ns in zip(order, quotas_ns, strict=True)]
@@ -188,6 +196,8 @@ class LeastSlack:
             saved = chosen.in_time_by_ns is not None
             turn = "the others have time to spare" if saved else "it has been put off for long enough"
             because = f"not everybody can be on time, and {turn}; {because}"
+        elif shed.by_ns[second.batch] < shed.by_ns[chosen.batch]:
+            because = f"others of its model wait for its places, and nobody has to begin at once; {because}"
         elif second.batch in shed.shed:
             because = f"not everybody can be on time, and others make fewer tokens on time per second; {because}"
         elif second_ns < slack_ns:
@@ -295,6 +305,16 @@ def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None)
         if each.instance != home and (best_ppm is None or cost_ppm < best_ppm):
             best, best_ppm = each, cost_ppm
     return best._replace(load_ppm=best.load_ppm if best_ppm is None else best_ppm)
+
+
+def _goes_on(order: Sequence[BatchView], found: Shedding, soon_ns: int) -> BatchView | None:
+    """The batch that ran last, if it is full and kept where others are not, and if none of the `order` has to begin by
+    then."""
+    if not found.shed or order[0].batch in found.shed or found.by_ns[order[0].batch] <= soon_ns:
+        return None
+    last = max(order, key=_RAN_NS)
+    full = any([batch.model == last.model and batch is not last for batch in order])
+    return last if full and last.ran_ns >= 0 and last.batch not in found.shed else None
 
 
 def _companion_by_ns(companion: Companion) -> int:

@@ -106,6 +106,22 @@ def test_who_is_shed_has_a_quantum_with_its_prefills() -> None:
     assert (first.batch, first.quota_ns) == (2, 2 * _S) and (second.batch, second.quota_ns) == (1, 2 * _S)
 
 
+def test_a_full_batch_that_is_kept_goes_on_until_somebody_has_to_begin() -> None:
+    """The first two are of one model: its batch is full. A quantum is two seconds."""
+    full = batch(1, 9000, step_ms=40, ran_ms=500)
+    waits = struct_replace(batch(2, 9500, step_ms=40, worth=0.1), model=full.model)
+    kept = batch(3, 3000, step_ms=40, ran_ms=100)
+    assert order(full, waits, kept)[0] == 1
+    assert order(full, struct_replace(waits, model=ModelId("other")), kept)[0] == 3, "it has places left"
+    assert order(struct_replace(full, ran_ns=50 * _MS), waits, kept)[0] == 3, "another one ran last"
+    assert order(full, waits, batch(3, 1900, step_ms=40, ran_ms=100))[0] == 3, "it has to begin"
+    assert order(full, waits, struct_replace(kept, step_ns=1))[0] == 3, "there is time for all"
+    lost = struct_replace(full, in_time_by_ns=None, worth=0.01)
+    assert order(lost, waits, kept)[0] == 3, "it is shed itself"
+    saved = batch(3, 9500, step_ms=40)
+    assert order(full, waits, saved)[0] == 2, "there is time to spare"
+
+
 def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
     """Half of √(1.6 s · 10 s)."""
     busy = [batch(number, 100, step_ms=30) for number in (1, 2)]
