@@ -19,6 +19,7 @@ HELD_OUT = 5
 _OUTLIER = 5.0  # times what is usual: what takes longer counts as if it had taken so long
 _ROUNDS = 12
 _AS_MUCH = 1e-10  # of what is explained: by so much less, fewer costs explain as much
+_SUBSETS_OF = 8  # features at most: of more there are too many subsets to try each
 _PER_OCTAVE = 4  # features are alike where they differ by less than 19 %
 
 
@@ -121,8 +122,9 @@ def usual_mean(durations: Sequence[float]) -> float:
 
 
 def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector:
-    """Non-negative least squares of `(features @ c - durations) / deviations`. Few features: every subset is tried, and
-    of those that explain as much, as where two features are always the same, the smallest and first one is taken."""
+    """Non-negative least squares of `(features @ c - durations) / deviations`. Of few features every subset is tried,
+    and of those that explain as much, as where two features are always the same, the smallest and first one is
+    taken."""
     rows, aims = features / deviations[:, None], durations / deviations
     products, targets = rows.T @ rows, rows.T @ aims
     count = features.shape[1]
@@ -130,6 +132,8 @@ def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector
     without = max((_solved(products, targets, chosen)[1] for chosen in _subsets(count, count - 1)), default=0.0)
     if (whole >= 0).all() and explained > max(without, 0.0) * (1 + _AS_MUCH):
         return whole  # no subset explains more than one of those that leave out one feature
+    if count > _SUBSETS_OF:
+        return _active_set(products, targets)
     best: Vector = np.zeros(count)
     most = 0.0  # of the squares, explained
     for chosen in (chosen for size in range(1, count + 1) for chosen in _subsets(count, size)):
@@ -138,6 +142,33 @@ def _weighted(features: Matrix, durations: Vector, deviations: Vector) -> Vector
             most, best = explained, np.zeros(count)
             best[chosen] = found
     return best
+
+
+def _active_set(products: Matrix, targets: Vector) -> Vector:
+    """Non-negative least squares, feature by feature (Lawson and Hanson, Solving Least Squares Problems, ch. 23)."""
+    costs: Vector = np.zeros(len(targets))
+    taken: list[int] = []
+    for _ in range(3 * len(targets)):
+        gains = targets - products @ costs
+        gains[taken] = 0.0
+        best = int(np.argmax(gains))
+        if gains[best] <= _AS_MUCH * abs(targets[best]):
+            break
+        taken.append(best)
+        while (found := _solved(products, targets, taken)[0]).min() < 0:
+            before = costs[taken]
+            below = found < 0
+            share = float((before[below] / np.maximum(before[below] - found[below], 1e-300)).min())
+            kept = before + share * (found - before)
+            kept[below & (kept <= _AS_MUCH * kept.max())] = 0.0
+            costs[taken] = kept
+            left = [each for each, cost in zip(taken, kept, strict=True) if cost > 0]
+            costs[[each for each in taken if each not in left]] = 0.0
+            taken = left
+            if not taken:
+                return costs
+        costs[taken] = found
+    return costs
 
 
 def _subsets(count: int, size: int) -> list[list[int]]:

@@ -30,6 +30,25 @@ def test_no_cost_is_negative_though_less_would_fit_better() -> None:
     assert found[1] == 0 and (found[[0, 2]] > 0).all()
 
 
+def test_of_many_features_the_costs_are_found_too() -> None:
+    """As with 40 others beside a run: subsets of so many features are 2^41."""
+    random = np.random.default_rng(3)
+    x, costs = random.uniform(0, 1, size=(400, 41)), random.uniform(0, 1e6, size=41)
+    costs[::3] = 0.0
+    assert fit(x, x @ costs) == pytest.approx(costs, rel=1e-3, abs=1e-3 * costs.max())
+    costs[::3] = -1e5
+    found = fit(x, x @ costs)
+    assert (found >= 0).all() and (found == 0).any()
+    assert (x @ found).sum() == pytest.approx((x @ costs).sum(), rel=0.01)
+
+
+def test_many_features_that_are_the_same_are_one() -> None:
+    x = np.repeat(features(60), 5, axis=1)
+    costs = np.zeros(15)
+    costs[::5] = (300.0, 200.0, 100.0)
+    assert x @ fit(x, x @ costs) == pytest.approx(x @ costs, rel=1e-4)
+
+
 def test_the_fit_says_of_all_together_what_they_took() -> None:
     x = features(500)
     noise = np.random.default_rng(1).exponential(1.0, size=500)
