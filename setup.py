@@ -84,7 +84,7 @@ def steps() -> Extension:
     return Extension(
         "aegis.engine.cpu._steps",
         [str(STEPS / name) for name in ("linear.c", "low_rank.c", "step.c")],
-        depends=[str(STEPS / name) for name in ("linear.h", "low_rank.h", "vectors.h")],
+        depends=[str(STEPS / name) for name in ("linear.h", "low_rank.h", "tiles.h", "vectors.h")],
         extra_compile_args=[
             "-O3",
             "-std=gnu11",

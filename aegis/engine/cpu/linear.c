@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include "tiles.h"
 #include "vectors.h"
 
 #define DIGITS_ROWS 2
@@ -244,10 +245,24 @@ static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs) {
     }
 }
 
+/* Adds the `sums` of a group of columns to `totals`, of 16 rows of the weight from `j * 16` on, scaled if there are
+   scales. */
+INLINE void add_piece(float *totals, __m512 sums, int j, const uint16_t *scales, float group_sum) {
+    float *to = totals + 16 * j;
+    __m512 total = _mm512_loadu_ps(to);
+    if (!scales) {
+        _mm512_storeu_ps(to, _mm512_add_ps(sums, total));
+        return;
+    }
+    __m512i both = _mm512_loadu_si512(scales + 32 * j);
+    __m512 zero = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
+    total = _mm512_fmadd_ps(sums, _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), total);
+    _mm512_storeu_ps(to, _mm512_fmadd_ps(zero, _mm512_set1_ps(group_sum), total));
+}
+
 /* Adds to `totals [rows, BLOCK]` what these columns give, scaled if there are scales. */
 INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
                        const float *group_sums, int64_t groups, float *totals, const int count) {
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     __m512 sums[6][4];
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
@@ -263,19 +278,27 @@ INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x,
             for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], _mm512_set1_epi32((int)pair));
         }
     }
-    for (int j = 0; j < 4; j++) {
-        __m512 scale = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
-        if (scales) {
-            __m512i both = _mm512_loadu_si512(scales + 32 * j);
-            scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-            zero = _mm512_castsi512_ps(_mm512_and_si512(both, upper));
+    for (int m = 0; m < count; m++)
+        for (int j = 0; j < 4; j++)
+            add_piece(totals + m * BLOCK, sums[m][j], j, scales, scales ? group_sums[m * groups] : 0.0f);
+}
+
+/* The same by the processor's tiles, of `high` rows each; the last one begins with rows that the one before it had. */
+static void piece_by_tiles(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
+                           const float *group_sums, int64_t groups, float *totals, int rows, int high) {
+    float sums[16 * BLOCK] __attribute__((aligned(64)));
+    for (int done = 0; done < rows; done += high) {
+        const int first = done + high <= rows ? done : rows - high;
+        if (!scales && first == done) {
+            tiles_add(weight, x + first * stride, stride, pairs, totals + first * BLOCK);
+            continue;
         }
-        for (int m = 0; m < count; m++) {
-            float *to = totals + m * BLOCK + 16 * j;
-            __m512 total = _mm512_fmadd_ps(sums[m][j], scale, _mm512_loadu_ps(to));
-            if (scales) total = _mm512_fmadd_ps(zero, _mm512_set1_ps(group_sums[m * groups]), total);
-            _mm512_storeu_ps(to, total);
-        }
+        memset(sums, 0, sizeof(float) * high * BLOCK);
+        tiles_add(weight, x + first * stride, stride, pairs, sums);
+        for (int m = done; m < first + high; m++)
+            for (int j = 0; j < 4; j++)
+                add_piece(totals + m * BLOCK, _mm512_load_ps(sums + (m - first) * BLOCK + 16 * j), j, scales,
+                          scales ? group_sums[m * groups] : 0.0f);
     }
 }
 
@@ -287,6 +310,9 @@ static void pieces(const product_t *p, int64_t block, int first, int rows) {
     uint16_t unpacked[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
     const uint16_t *weight = unpacked;
     float totals[PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
+    const int high = tiles_are_there && rows >= TILES_ROWS_MIN ? next_tile(rows, 16) : 0;
+    tile_config_t before;
+    if (high) before = tiles_begin(high);
     memset(totals, 0, sizeof(float) * rows * BLOCK);
     for (int start = 0; start < columns; start += wide) {
         const int here = columns - start < wide ? columns - start : wide;
@@ -299,6 +325,12 @@ static void pieces(const product_t *p, int64_t block, int first, int rows) {
             unpack_bytes((const uint8_t *)layer->weight + at, unpacked, here / 2);
         } else {
             weight = (const uint16_t *)layer->weight + at;
+        }
+        if (high) {
+            const uint16_t *x = p->input->halves + (int64_t)first * columns + start;
+            const float *group_sums = p->input->group_sums + first * groups + start / wide;
+            piece_by_tiles(weight, x, columns, here / 2, scales, group_sums, groups, totals, rows, high);
+            continue;
         }
         for (int m = 0, some; m < rows; m += some) {
             some = next_tile(rows - m, 6);
@@ -316,6 +348,7 @@ static void pieces(const product_t *p, int64_t block, int first, int rows) {
             }
         }
     }
+    if (high) tiles_end(&before);
     for (int m = 0; m < rows; m++)
         for (int j = 0; j < 4; j++) {
             const int64_t row = block * BLOCK + 16 * j;

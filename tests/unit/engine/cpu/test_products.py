@@ -53,6 +53,18 @@ def test_it_is_the_reference_s(weights: WeightsName, columns: int, rows: int) ->
 
 
 @torch.inference_mode()
+def test_products_of_torch_in_between_are_as_ever() -> None:
+    """Both set up the tiles of a thread, on processors that have them."""
+    layer, _ = _layer("int8", COLUMNS)
+    x = torch.randn(23, COLUMNS, generator=torch.Generator().manual_seed(1)).bfloat16()
+    dense = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(2)).bfloat16()
+    alone, own = torch.nn.functional.linear(x, dense), layer(x)
+    for _ in range(3):
+        assert torch.equal(torch.nn.functional.linear(x, dense), alone)
+        assert torch.equal(layer(x), own)
+
+
+@torch.inference_mode()
 def test_float32_keeps_its_own_way() -> None:
     layer, weight = _layer("int8", COLUMNS)
     layer.bias = None
