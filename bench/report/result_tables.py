@@ -73,6 +73,11 @@ SUITES = {
             "÷ batch 1": lambda case: f"{case['times_one_sequence']:.1f}",
         },
     ),
+    "lora": Suite(
+        "Rows of 16 adapters in a step, beside the same rows of their base: half a billion parameters, one thread",
+        "figures",
+        _FIGURES,
+    ),
     "memory": Suite(
         "Moving memory: between instances, to the host and back, under load",
         "figures",
@@ -164,6 +169,11 @@ SUITES = {
             "failed": lambda run: f"{run['failed']}",
         },
     ),
+    "quantised": Suite(
+        "Quantised weights beside bfloat16: half a billion parameters, one thread",
+        "figures",
+        _FIGURES,
+    ),
     "schedule": Suite(
         "Decisions of the schedulers, each from its event to its effects",
         "decisions",
@@ -185,6 +195,11 @@ SUITES = {
             "requests/s": lambda case: f"{case['requests'] / case['process_s']:.0f}",
             "µs each": lambda case: f"{1e6 * case['process_s'] / case['requests']:.1f}",
         },
+    ),
+    "start": Suite(
+        "A start and recoveries: 6 + 10 instances of the demo market, which was made before",
+        "figures",
+        _FIGURES,
     ),
     "structured": Suite(
         "Structured output, live: the demo market's eight models, eight chats at once with one of them",
@@ -244,6 +259,7 @@ _ESTIMATES = "estimates of pieces at that depth err by up to a fifth"
 _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
+_UNPACKED = "the processor's tiles (AMX) are so fast that unpacking the weight and moving sums between pieces count"
 
 MISSED = {
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
@@ -273,6 +289,8 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
+    "int8: the same, prompt of 512": _UNPACKED,
+    "int4: the same, prompt of 512": _UNPACKED,
     "live overload: goodput": "four times the requests take a sixth of what instances had of the cores; for each "
     "second of those it is 0.90 of the peak",
     "live overload: health": "the loop has to wait for a core",
