@@ -308,13 +308,14 @@ def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None)
 
 
 def _goes_on(order: Sequence[BatchView], found: Shedding, soon_ns: int) -> BatchView | None:
-    """The batch that ran last, if it is full and kept where others are not, and if none of the `order` has to begin by
-    then."""
+    """The batch that ran last, if it is full and kept where others are not, nobody in the `order` has to begin by then,
+    and all may be put off until it has to begin itself, or longer."""
     if not found.shed or order[0].batch in found.shed or found.by_ns[order[0].batch] <= soon_ns:
         return None
     last = max(order, key=_RAN_NS)
     full = any([batch.model == last.model and batch is not last for batch in order])
-    return last if full and last.ran_ns >= 0 and last.batch not in found.shed else None
+    may = full and last.ran_ns >= 0 and last.batch not in found.shed and begin_by_ns(last) <= found.latest_ns
+    return last if may else None
 
 
 def _companion_by_ns(companion: Companion) -> int:

@@ -16,10 +16,12 @@ tried that does well both with costs of GPUs and of a processor."""
 
 @dataclass(frozen=True, slots=True)
 class Shedding:
-    """When each batch counts as having to begin, by number, and the batches that are not `kept` on time."""
+    """When each batch counts as having to begin, by number, the batches that are not `kept` on time, and until when, if
+    there are any, nobody has been put off for as long as may be."""
 
     by_ns: dict[int, int]
     shed: frozenset[int]
+    latest_ns: int = 0
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
@@ -47,15 +49,16 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, n
         shed = frozenset([batch.batch for batch in batches if batch.batch not in kept])
     put_off_ns = shed_for_ns(len(shed), quantum_ns, shed_share)
     by_ns = {batch.batch: _by_ns(batch, put_off_ns, kept=batch.batch not in shed) for batch in batches}
-    if shed:
-        spare_ns = now_ns + (len(batches) - len(shed)) * quantum_ns
-        latest_ns = sorted([_latest_ns(batch, put_off_ns) for batch in batches])
-        for rank, (_, batch) in enumerate(densest):
-            if batch.batch in shed and batch.in_time_by_ns is not None:
-                owed = bisect_left(latest_ns, begin_by_ns(batch))
-                after_ns = max(spare_ns, latest_ns[owed - 1]) if owed else spare_ns
-                by_ns[batch.batch] = min(by_ns[batch.batch], after_ns + rank)
-    return Shedding(by_ns, shed)
+    if not shed:
+        return Shedding(by_ns, shed)
+    spare_ns = now_ns + (len(batches) - len(shed)) * quantum_ns
+    latest_ns = sorted([_latest_ns(batch, put_off_ns) for batch in batches])
+    for rank, (_, batch) in enumerate(densest):
+        if batch.batch in shed and batch.in_time_by_ns is not None:
+            owed = bisect_left(latest_ns, begin_by_ns(batch))
+            after_ns = max(spare_ns, latest_ns[owed - 1]) if owed else spare_ns
+            by_ns[batch.batch] = min(by_ns[batch.batch], after_ns + rank)
+    return Shedding(by_ns, shed, latest_ns[0])
 
 
 def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, BatchView]], room: float) -> float:

@@ -118,6 +118,9 @@ def test_a_full_batch_that_is_kept_goes_on_until_somebody_has_to_begin() -> None
     assert order(full, waits, struct_replace(kept, step_ns=1))[0] == 3, "there is time for all"
     lost = struct_replace(full, in_time_by_ns=None, worth=0.01)
     assert order(lost, waits, kept)[0] == 3, "it is shed itself"
+    put_off = batch(4, -36_500, step_ms=40, in_time_ms=None, worth=0.01, ran_ms=-1)
+    assert order(full, waits, kept, put_off)[0] == 3, "another may be put off no longer than until it has to begin"
+    assert order(full, waits, kept, struct_replace(put_off, due_ns=-20 * _S))[0] == 1
     saved = batch(3, 9500, step_ms=40)
     assert order(full, waits, saved)[0] == 2, "there is time to spare"
 
