@@ -112,6 +112,8 @@ def test_a_full_batch_that_is_kept_goes_on_until_somebody_has_to_begin() -> None
     waits = struct_replace(batch(2, 9500, step_ms=40, worth=0.1), model=full.model)
     kept = batch(3, 3000, step_ms=40, ran_ms=100)
     assert order(full, waits, kept)[0] == 1
+    plan = Plan((full, waits, kept), POLICY.plan((full, waits, kept), 0), 0)
+    assert POLICY.why_turn(plan, 0).because.startswith("others of its model wait for its places")
     assert order(full, struct_replace(waits, model=ModelId("other")), kept)[0] == 3, "it has places left"
     assert order(struct_replace(full, ran_ns=50 * _MS), waits, kept)[0] == 3, "another one ran last"
     assert order(full, waits, batch(3, 1900, step_ms=40, ran_ms=100))[0] == 3, "it has to begin"
