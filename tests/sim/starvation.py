@@ -12,8 +12,9 @@ On instances that decode, as `decode.policies.least_slack` states it:
      are turns in which prefills took a whole quantum, with their pauses; those with a piece of a prompt, which brings
      that prompt on, or with a run beside them, of which W7 says whom it may keep waiting; those with a step that failed
      and that prompts shared, since it has made nothing: each of them runs alone from then on, so there is one at most
-     for each prompt; and those without the token's KV: who is there is in every run, but KV is brought in as there is
-     room and in the order of the batch, and no turn is put off until it has come;
+     for each prompt; those that were taken back before a run of theirs; and those without the token's KV: who is there
+     is in every run, but KV is brought in as there is room and in the order of the batch, and no turn is put off until
+     it has come;
 (W4) so it waits for steps and prefills of no more turns than there are such tokens, and prefills and batches besides,
      each of a quantum, its prefills, a run, and a run for each batch for which turns are paused; and when its own token
      counts, for no more than one for each batch and prefill. Turns that W3 does not
@@ -205,6 +206,7 @@ class _Given:
     quantum_ns: int
     filled_ns: int = 0  # with prefills, and with pauses since its first run
     cut: bool = False  # a piece of a prompt ran in it, or its prompts waited for the second lane
+    ran: bool = False  # one that was renewed when it was over has begun before, and need have no run of its own
     missed: bool = False  # a run began without the sequence
     failed: bool = False  # a step that prompts shared, which made nothing
 
@@ -267,6 +269,8 @@ class WatchedDecodeCore(DecodeCore):
         if run:
             self._check_run(run, now_ns)
         self._check_waits(now_ns)
+        if run and self._given:
+            self._given.ran = True
         if run and run.prompts and self._given:
             self._given.missed |= self._given.pressing.sequence.where is not Where.DEVICE
         elif run:
@@ -369,10 +373,10 @@ class WatchedDecodeCore(DecodeCore):
             wait.round.add(("failed", prompts[0].job.request))
 
     def _went_by(self, given: _Given) -> bool:
-        """For lack of its KV, with a step that failed, with prefills and pauses for a whole quantum, with a piece of a
-        prompt, or beside a run on the second lane."""
+        """For lack of a run or of its KV, with a step that failed, with prefills and pauses for a whole quantum, with a
+        piece of a prompt, or beside a run on the second lane."""
         sequence, rules = given.pressing.sequence, self._watched.rules
-        short = given.turn.started_ns is None or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
+        short = not given.ran or sequence.where is not Where.DEVICE or sequence.steps_held() <= 0
         cut = rules.chunk_tokens is not None and given.cut
         return given.missed or given.failed or short or cut or given.filled_ns >= given.quantum_ns
 
