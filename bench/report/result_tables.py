@@ -259,7 +259,6 @@ _ESTIMATES = "estimates of pieces at that depth err by up to a fifth"
 _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
-_UNPACKED = "the processor's tiles (AMX) are so fast that unpacking the weight and moving sums between pieces count"
 
 MISSED = {
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
@@ -289,8 +288,6 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
-    "int8: the same, prompt of 512": _UNPACKED,
-    "int4: the same, prompt of 512": _UNPACKED,
     "live overload: goodput": "four times the requests take a sixth of what instances had of the cores; for each "
     "second of those it is 0.90 of the peak",
     "live overload: health": "the loop has to wait for a core",

@@ -107,7 +107,6 @@ def library() -> ctypes.CDLL | None:
         ctypes.c_void_p,
         ctypes.c_void_p,
         ctypes.c_int64,
-        ctypes.c_int,
         ctypes.c_void_p,
         ctypes.c_int,
     )

@@ -16,9 +16,20 @@ static int next_tile(int left, int most) {
 typedef struct {
     const linear_t *layer;
     const input_t *input;
-    float *out;
-    int bf16;
+    void *out;
+    int bf16, narrow; /* narrow: results are stored in bfloat16 */
 } product_t;
+
+/* A row of bfloat16 is that much longer, so that those of a tile do not lie in the same lines of a cache. */
+#define HALVES_PAD 32
+
+INLINE uint16_t *halves_at(const input_t *input, int row) {
+    return input->halves + (int64_t)row * (input->columns + HALVES_PAD);
+}
+
+int64_t halves_bytes(int64_t rows, int64_t columns) { return 2 * (rows + TILE_PAD) * (columns + HALVES_PAD); }
+
+int64_t digits_bytes(int64_t rows, int64_t columns, int digits) { return (rows * digits + TILE_PAD) * columns; }
 
 /* The results of 16 rows of the weight from `row` on, for row `m` of the input. */
 INLINE void put(const product_t *p, int m, int64_t row, __m512 sums) {
@@ -26,7 +37,11 @@ INLINE void put(const product_t *p, int m, int64_t row, __m512 sums) {
     if (layer->bias) {
         sums = _mm512_add_ps(rounded(sums, p->bf16), loaded(layer->bias, row, p->bf16));
     }
-    _mm512_storeu_ps(p->out + (int64_t)m * layer->rows + row, rounded(sums, p->bf16));
+    const int64_t at = (int64_t)m * layer->rows + row;
+    if (p->narrow)
+        store_halves((uint16_t *)p->out + at, sums);
+    else
+        _mm512_storeu_ps((float *)p->out + at, rounded(sums, p->bf16));
 }
 
 INLINE __m512 dot(__m512 sums, __m512i a, __m512i b) {
@@ -55,7 +70,7 @@ INLINE void floats_tile(const product_t *p, int64_t block, int first, const int 
 INLINE void halves_tile(const product_t *p, int64_t block, int first, const int count) {
     const int pairs = p->layer->columns / 2;
     const uint16_t *weight = (const uint16_t *)p->layer->weight + block * BLOCK * 2 * pairs;
-    const uint32_t *x = (const uint32_t *)p->input->halves + (int64_t)first * pairs;
+    const uint32_t *x = (const uint32_t *)halves_at(p->input, first);
     __m512 sums[8][4];
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
@@ -66,12 +81,22 @@ INLINE void halves_tile(const product_t *p, int64_t block, int first, const int 
             w[j] = _mm512_loadu_si512(weight + 32 * j);
         }
         for (int m = 0; m < count; m++) {
-            __m512i pair = _mm512_set1_epi32((int)x[(int64_t)m * pairs + k]);
+            __m512i pair = _mm512_set1_epi32((int)x[(int64_t)m * (pairs + HALVES_PAD / 2) + k]);
             for (int j = 0; j < 4; j++) sums[m][j] = dot(sums[m][j], w[j], pair);
         }
     }
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) put(p, first + m, block * BLOCK + 16 * j, sums[m][j]);
+}
+
+/* Sums of digits: the more significant ones come before. */
+INLINE __m512 add_digit(__m512 total, __m512i sum) {
+    return _mm512_fmadd_ps(total, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(sum));
+}
+
+INLINE void put_digits(const product_t *p, int m, int64_t row, __m512 total) {
+    __m512 scale = _mm512_loadu_ps((const float *)p->layer->scales + row);
+    put(p, m, row, _mm512_mul_ps(_mm512_mul_ps(total, scale), _mm512_set1_ps(p->input->units[m])));
 }
 
 INLINE void bytes_tile(const product_t *p, int64_t block, int first, const int count, const int digits) {
@@ -92,16 +117,11 @@ INLINE void bytes_tile(const product_t *p, int64_t block, int first, const int c
     }
     for (int m = 0; m < count; m++) {
         const int32_t *added = p->input->sums + (int64_t)(first + m) * digits;
-        __m512 unit = _mm512_set1_ps(p->input->units[first + m]);
         for (int j = 0; j < 4; j++) {
-            int64_t row = block * BLOCK + 16 * j;
             __m512 total = _mm512_setzero_ps();
-            for (int d = 0; d < digits; d++) {
-                __m512i sum = _mm512_sub_epi32(sums[m * digits + d][j], _mm512_set1_epi32(128 * added[d]));
-                total = _mm512_fmadd_ps(total, _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(sum));
-            }
-            __m512 scale = _mm512_loadu_ps((const float *)p->layer->scales + row);
-            put(p, first + m, row, _mm512_mul_ps(_mm512_mul_ps(total, scale), unit));
+            for (int d = 0; d < digits; d++)
+                total = add_digit(total, _mm512_sub_epi32(sums[m * digits + d][j], _mm512_set1_epi32(128 * added[d])));
+            put_digits(p, first + m, block * BLOCK + 16 * j, total);
         }
     }
 }
@@ -117,8 +137,8 @@ INLINE void order_fours(__m512i order[2]) {
     order[1] = _mm512_loadu_si512(index[1]);
 }
 
-/* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep what
-   is around it in registers, and these sums in memory. */
+/* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep
+   what is around it in registers, and these sums in memory. */
 INLINE void group_tile(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, int group, int columns,
                        const int count) {
     const __m512i low = _mm512_set1_epi8(15);
@@ -185,8 +205,14 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
     }
 }
 
-#define PIECE_ROWS 132
-#define PIECE_COLUMNS 128 /* The next ones are asked for meanwhile: processors do not foresee them over so long a pause. */
+#define PIECE_ROWS 512
+#define PIECE_BLOCKS 4
+#define SHARED_INPUT (1 << 19)
+#define SOON 4096 /* bytes: processors foresee nothing over so long a pause */
+
+/* Columns that are unpacked at once: for few rows no more than the first cache holds, for many so many that sums are
+   seldom read and written. */
+enum { SHORT_PIECE = 128, LONG_PIECE = 512, SHORT_PIECE_ROWS = 32 };
 
 /* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
    of a number are looked up by its absolute value. */
@@ -209,7 +235,7 @@ static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
     const __m512i sign = _mm512_set1_epi8((char)0x80);
     for (int k = 0; k < pairs; k += 2, from += 4 * BLOCK, to += 4 * BLOCK)
         for (int j = 0; j < 4; j++) {
-            _mm_prefetch((const char *)from + 2 * PIECE_COLUMNS * BLOCK / 2 + 64 * j, _MM_HINT_T0);
+            _mm_prefetch((const char *)from + SOON + 64 * j, _MM_HINT_T0);
             __m512i value = _mm512_loadu_si512(from + 64 * j), size = _mm512_abs_epi8(value);
             __m512i lows = _mm512_permutex2var_epi8(low[0], size, low[1]);
             __m512i highs = _mm512_permutex2var_epi8(high[0], size, high[1]);
@@ -219,57 +245,48 @@ static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
         }
 }
 
-static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs) {
-    uint16_t values[32];
-    uint8_t index[2][64];
-    for (int at = 0; at < 32; at++) {
-        float value = (float)(at % 16 - 8);
-        uint32_t bits;
-        memcpy(&bits, &value, 4);
-        values[at] = (uint16_t)(bits >> 16);
+/* Of four bits, with the scale and the zero of each row: the result is rounded to bfloat16, as torch rounds it. */
+static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs, const uint16_t *scales) {
+    float values[16];
+    uint16_t index[32];
+    for (int at = 0; at < 16; at++) values[at] = (float)(at - 8);
+    for (int at = 0; at < 32; at++) index[at] = (uint16_t)(at / 2 + at % 2 * 16);
+    const __m512 table = _mm512_loadu_ps(values);
+    const __m512i order = _mm512_loadu_si512(index);
+    __m512 scale[4], zero[4];
+    for (int j = 0; j < 4; j++) {
+        __m512i both = _mm512_loadu_si512(scales + 32 * j);
+        scale[j] = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+        zero[j] = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
     }
-    for (int at = 0; at < 64; at++) { /* each byte twice: of a word only the low five bits are looked up */
-        index[0][at] = (uint8_t)(at / 4 + at / 2 % 2 * 32);
-        index[1][at] = (uint8_t)(index[0][at] + 16);
-    }
-    const __m512i table = _mm512_loadu_si512(values);
-    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
     for (int k = 0; k < pairs; k++, from += BLOCK, to += 2 * BLOCK) {
-        _mm_prefetch((const char *)from + PIECE_COLUMNS * BLOCK / 2, _MM_HINT_T0);
-        __m512i columns = _mm512_loadu_si512(from);
+        _mm_prefetch((const char *)from + SOON, _MM_HINT_T0);
         for (int j = 0; j < 2; j++) {
-            __m512i words = _mm512_permutexvar_epi8(order[j], columns);
-            _mm512_storeu_si512(to + 32 * j, _mm512_permutexvar_epi16(words, table));
-            _mm512_storeu_si512(to + 32 * (j + 2), _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table));
+            __m512i first = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(from + 16 * j)));
+            __m512i second = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(from + 32 + 16 * j)));
+            for (int high = 0; high < 2; high++) {
+                const int rows = j + 2 * high;
+                __m512 a = _mm512_fmadd_ps(_mm512_permutexvar_ps(first, table), scale[rows], zero[rows]);
+                __m512 b = _mm512_fmadd_ps(_mm512_permutexvar_ps(second, table), scale[rows], zero[rows]);
+                __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+                _mm512_storeu_si512(to + 32 * rows, _mm512_permutexvar_epi16(order, halves));
+                first = _mm512_srli_epi32(first, 4);
+                second = _mm512_srli_epi32(second, 4);
+            }
         }
     }
 }
 
-/* Adds the `sums` of a group of columns to `totals`, of 16 rows of the weight from `j * 16` on, scaled if there are
-   scales. */
-INLINE void add_piece(float *totals, __m512 sums, int j, const uint16_t *scales, float group_sum) {
-    float *to = totals + 16 * j;
-    __m512 total = _mm512_loadu_ps(to);
-    if (!scales) {
-        _mm512_storeu_ps(to, _mm512_add_ps(sums, total));
-        return;
-    }
-    __m512i both = _mm512_loadu_si512(scales + 32 * j);
-    __m512 zero = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32((int)0xffff0000)));
-    total = _mm512_fmadd_ps(sums, _mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), total);
-    _mm512_storeu_ps(to, _mm512_fmadd_ps(zero, _mm512_set1_ps(group_sum), total));
-}
-
-/* Adds to `totals [rows, BLOCK]` what these columns give, scaled if there are scales. */
-INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
-                       const float *group_sums, int64_t groups, float *totals, const int count) {
+/* Adds to `totals [rows, BLOCK]` what these columns give. */
+INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x, int64_t stride, int pairs,
+                       float *totals, const int count) {
     __m512 sums[6][4];
     for (int m = 0; m < count; m++)
-        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
+        for (int j = 0; j < 4; j++) sums[m][j] = _mm512_loadu_ps(totals + m * BLOCK + 16 * j);
     for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
         __m512i w[4];
         for (int j = 0; j < 4; j++) {
-            if (ahead) _mm_prefetch((const char *)(weight + ahead + 32 * j), _MM_HINT_T0);
+            if (ahead) _mm_prefetch((const char *)(weight + 32 * j) + ahead, _MM_HINT_T0);
             w[j] = _mm512_loadu_si512(weight + 32 * j);
         }
         for (int m = 0; m < count; m++) {
@@ -279,83 +296,102 @@ INLINE void piece_tile(const uint16_t *weight, int64_t ahead, const uint16_t *x,
         }
     }
     for (int m = 0; m < count; m++)
-        for (int j = 0; j < 4; j++)
-            add_piece(totals + m * BLOCK, sums[m][j], j, scales, scales ? group_sums[m * groups] : 0.0f);
+        for (int j = 0; j < 4; j++) _mm512_storeu_ps(totals + m * BLOCK + 16 * j, sums[m][j]);
 }
 
-/* The same by the processor's tiles, of `high` rows each; the last one begins with rows that the one before it had. */
-static void piece_by_tiles(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, const uint16_t *scales,
-                           const float *group_sums, int64_t groups, float *totals, int rows, int high) {
-    float sums[16 * BLOCK] __attribute__((aligned(64)));
-    for (int done = 0; done < rows; done += high) {
-        const int first = done + high <= rows ? done : rows - high;
-        if (!scales && first == done) {
-            tiles_add(weight, x + first * stride, stride, pairs, totals + first * BLOCK);
-            continue;
+static void piece_by_vectors(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, float *totals,
+                             int rows, int64_t ahead) {
+    for (int some; rows; rows -= some, x += some * stride, totals += some * BLOCK, ahead = 0) {
+        some = next_tile(rows, 6);
+        switch (some) {
+        case 1: piece_tile(weight, ahead, x, stride, pairs, totals, 1); break;
+        case 2: piece_tile(weight, ahead, x, stride, pairs, totals, 2); break;
+        case 3: piece_tile(weight, ahead, x, stride, pairs, totals, 3); break;
+        case 4: piece_tile(weight, ahead, x, stride, pairs, totals, 4); break;
+        case 5: piece_tile(weight, ahead, x, stride, pairs, totals, 5); break;
+        default: piece_tile(weight, ahead, x, stride, pairs, totals, 6);
         }
-        memset(sums, 0, sizeof(float) * high * BLOCK);
-        tiles_add(weight, x + first * stride, stride, pairs, sums);
-        for (int m = done; m < first + high; m++)
-            for (int j = 0; j < 4; j++)
-                add_piece(totals + m * BLOCK, _mm512_load_ps(sums + (m - first) * BLOCK + 16 * j), j, scales,
-                          scales ? group_sums[m * groups] : 0.0f);
     }
 }
 
-/* Rows of bfloat16, of which all are multiplied by a piece of the weight, made bfloat16 too, while it is in the cache. */
-static void pieces(const product_t *p, int64_t block, int first, int rows) {
+/* What `columns` of a block from `start` on are in bfloat16. */
+static void unpack(const linear_t *layer, int64_t block, int start, int columns, uint16_t *to) {
+    const int64_t at = (block * layer->columns + start) * BLOCK;
+    if (layer->form == INT8) {
+        unpack_bytes((const uint8_t *)layer->weight + at, to, columns / 2);
+        return;
+    }
+    const uint8_t *from = (const uint8_t *)layer->weight + at / 2;
+    for (int done = 0, here; done < columns; done += here) {
+        const int group = (start + done) / layer->group, left = (group + 1) * layer->group - start - done;
+        here = left < columns - done ? left : columns - done;
+        const int64_t scales = ((int64_t)group * layer->rows + block * BLOCK) * 2;
+        unpack_fours(from + done * BLOCK / 2, to + done * BLOCK, here / 2, (const uint16_t *)layer->scales + scales);
+    }
+}
+
+/* Rows of bfloat16, of which all are multiplied by a piece of the weight, made bfloat16 too, while it is in the cache.
+   The blocks from `block` to `stop` share what is read of the rows. */
+static void pieces(const product_t *p, int64_t block, int64_t stop, int first, int rows) {
     const linear_t *layer = p->layer;
-    const int columns = layer->columns, fours = layer->form == INT4, wide = fours ? layer->group : PIECE_COLUMNS;
-    const int64_t groups = fours ? columns / layer->group : 1;
-    uint16_t unpacked[PIECE_COLUMNS * BLOCK] __attribute__((aligned(64)));
-    const uint16_t *weight = unpacked;
-    float totals[PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
+    const int columns = layer->columns, packed = layer->form == PACKED, stride = columns + HALVES_PAD;
+    const int most = rows > SHORT_PIECE_ROWS ? LONG_PIECE : SHORT_PIECE;
+    uint16_t unpacked[LONG_PIECE * BLOCK] __attribute__((aligned(64)));
+    float totals[PIECE_BLOCKS][PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
     const int high = tiles_are_there && rows >= TILES_ROWS_MIN ? next_tile(rows, 16) : 0;
     tile_config_t before;
     if (high) before = tiles_begin(high);
-    memset(totals, 0, sizeof(float) * rows * BLOCK);
-    for (int start = 0; start < columns; start += wide) {
-        const int here = columns - start < wide ? columns - start : wide;
-        const int64_t at = (block * columns + start) * BLOCK;
-        const uint16_t *scales = NULL;
-        if (fours) {
-            unpack_fours((const uint8_t *)layer->weight + at / 2, unpacked, here / 2);
-            scales = (const uint16_t *)layer->scales + ((int64_t)(start / wide) * layer->rows + block * BLOCK) * 2;
-        } else if (layer->form == INT8) {
-            unpack_bytes((const uint8_t *)layer->weight + at, unpacked, here / 2);
-        } else {
-            weight = (const uint16_t *)layer->weight + at;
-        }
-        if (high) {
-            const uint16_t *x = p->input->halves + (int64_t)first * columns + start;
-            const float *group_sums = p->input->group_sums + first * groups + start / wide;
-            piece_by_tiles(weight, x, columns, here / 2, scales, group_sums, groups, totals, rows, high);
-            continue;
-        }
-        for (int m = 0, some; m < rows; m += some) {
-            some = next_tile(rows - m, 6);
-            const uint16_t *x = p->input->halves + (int64_t)(first + m) * columns + start;
-            const float *group_sums = p->input->group_sums + (first + m) * groups + start / wide;
-            const int64_t ahead = layer->form == PACKED && !m ? PIECE_COLUMNS * BLOCK : 0;
-            float *to = totals + m * BLOCK;
-            switch (some) {
-            case 1: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 1); break;
-            case 2: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 2); break;
-            case 3: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 3); break;
-            case 4: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 4); break;
-            case 5: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 5); break;
-            default: piece_tile(weight, ahead, x, columns, here / 2, scales, group_sums, groups, to, 6);
-            }
+    for (int64_t each = block; !high && each < stop; each++)
+        memset(totals[each - block], 0, sizeof(float) * rows * BLOCK);
+    for (int start = 0; start < columns; start += most) {
+        const int here = columns - start < most ? columns - start : most;
+        const uint16_t *x = halves_at(p->input, first) + start, *weight = unpacked;
+        for (int64_t each = block; each < stop; each++) {
+            if (packed)
+                weight = (const uint16_t *)layer->weight + (each * columns + start) * BLOCK;
+            else
+                unpack(layer, each, start, here, unpacked);
+            if (high)
+                tiles_add(weight, x, 2 * stride, 2 * here, totals[each - block], rows, high, 0, !start);
+            else
+                piece_by_vectors(weight, x, stride, here / 2, totals[each - block], rows, packed ? AHEAD : 0);
         }
     }
     if (high) tiles_end(&before);
-    for (int m = 0; m < rows; m++)
-        for (int j = 0; j < 4; j++) {
-            const int64_t row = block * BLOCK + 16 * j;
-            __m512 total = _mm512_loadu_ps(totals + m * BLOCK + 16 * j);
-            if (layer->form == INT8) total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
-            put(p, first + m, row, total);
-        }
+    for (int64_t each = block; each < stop; each++)
+        for (int m = 0; m < rows; m++)
+            for (int j = 0; j < 4; j++) {
+                const int64_t row = each * BLOCK + 16 * j;
+                __m512 total = _mm512_loadu_ps(totals[each - block] + m * BLOCK + 16 * j);
+                if (layer->form == INT8)
+                    total = _mm512_mul_ps(total, _mm512_loadu_ps((const float *)layer->scales + row));
+                put(p, first + m, row, total);
+            }
+}
+
+/* The same of integers, as they are, by rows of digits. */
+static void digit_pieces(const product_t *p, int64_t block, int64_t stop, int first, int rows) {
+    const linear_t *layer = p->layer;
+    const int columns = layer->columns, digits = p->input->digits;
+    int32_t totals[PIECE_BLOCKS][PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
+    const int high = next_tile(rows * digits, 16);
+    const tile_config_t before = tiles_begin(high);
+    for (int start = 0; start < columns; start += 2 * LONG_PIECE) {
+        const int here = columns - start < 2 * LONG_PIECE ? columns - start : 2 * LONG_PIECE;
+        const int8_t *x = p->input->bytes + (int64_t)first * digits * columns + start;
+        for (int64_t each = block; each < stop; each++)
+            tiles_add((const int8_t *)layer->weight + (each * columns + start) * BLOCK, x, columns, here,
+                      totals[each - block], rows * digits, high, 1, !start);
+    }
+    tiles_end(&before);
+    for (int64_t each = block; each < stop; each++)
+        for (int m = 0; m < rows; m++)
+            for (int j = 0; j < 4; j++) {
+                const int32_t *sums = totals[each - block] + m * digits * BLOCK + 16 * j;
+                __m512 total = _mm512_setzero_ps();
+                for (int d = 0; d < digits; d++) total = add_digit(total, _mm512_load_si512(sums + d * BLOCK));
+                put_digits(p, first + m, each * BLOCK + 16 * j, total);
+            }
 }
 
 /* Weights in rows: each result is a sum along one. */
@@ -367,13 +403,13 @@ INLINE void rows_tile(const product_t *p, int64_t block, int first, const int co
         for (int m = 0; m < count; m++) sums[m] = _mm512_setzero_ps();
         for (int k = 0; k < columns; k += p->bf16 ? 32 : 16) {
             for (int m = 0; m < count; m++) {
-                int64_t at = (int64_t)(first + m) * columns + k;
                 if (p->bf16) {
                     __m512i w = _mm512_loadu_si512((const uint16_t *)p->layer->weight + row * columns + k);
-                    sums[m] = dot(sums[m], w, _mm512_loadu_si512(p->input->halves + at));
+                    sums[m] = dot(sums[m], w, _mm512_loadu_si512(halves_at(p->input, first + m) + k));
                 } else {
                     __m512 w = _mm512_loadu_ps((const float *)p->layer->weight + row * columns + k);
-                    sums[m] = _mm512_fmadd_ps(w, _mm512_loadu_ps(p->input->floats + at), sums[m]);
+                    const float *x = p->input->floats + (int64_t)(first + m) * columns;
+                    sums[m] = _mm512_fmadd_ps(w, _mm512_loadu_ps(x + k), sums[m]);
                 }
             }
         }
@@ -384,7 +420,11 @@ INLINE void rows_tile(const product_t *p, int64_t block, int first, const int co
                 uint32_t bits = p->bf16 ? (uint32_t)((const uint16_t *)bias)[row] << 16 : ((const uint32_t *)bias)[row];
                 sum = rounded(_mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_set1_epi32((int)bits))), p->bf16);
             }
-            p->out[(int64_t)(first + m) * p->layer->rows + row] = _mm512_cvtss_f32(sum);
+            const int64_t at = (int64_t)(first + m) * p->layer->rows + row;
+            if (p->narrow)
+                ((uint16_t *)p->out)[at] = (uint16_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(halves_of(sum)));
+            else
+                ((float *)p->out)[at] = _mm512_cvtss_f32(sum);
         }
     }
 }
@@ -411,20 +451,32 @@ INLINE void tile(const product_t *p, int64_t block, int first, const int count) 
     }
 }
 
-/* Whether the weight is read piece by piece: with many rows, or where products of floats take less time than products
-   of digits, of which there are two a float. */
+/* Whether integers are multiplied by digits of the input: where tiles do that, or there are few rows. */
+static int by_digits(const input_t *input, const linear_t *layer, int bf16) {
+    const int few = !bf16 || input->rows <= DIGITS_ROWS;
+    return (layer->form == INT8 && (few || tiles_are_there)) || (layer->form == INT4 && few);
+}
+
+/* Whether the weight is read piece by piece, in bfloat16. */
 static int in_pieces(const input_t *input, const linear_t *layer, int bf16) {
-    if (!bf16 || layer->form == ROWS) return 0;
-    return input->rows > (layer->form == PACKED ? TILE_ROWS : DIGITS_ROWS);
+    if (!bf16 || layer->form == ROWS || by_digits(input, layer, bf16)) return 0;
+    return layer->form != PACKED || input->rows > TILE_ROWS;
 }
 
 static void blocks(void *context, int64_t from, int64_t to) {
     const product_t *p = context;
     const int rows = p->input->rows, form = p->layer->form;
-    if (in_pieces(p->input, p->layer, p->bf16)) {
-        for (int64_t block = from; block < to; block++)
-            for (int first = 0; first < rows; first += PIECE_ROWS)
-                pieces(p, block, first, rows - first < PIECE_ROWS ? rows - first : PIECE_ROWS);
+    const int of_digits = form == INT8 && tiles_are_there && rows > DIGITS_ROWS;
+    if (of_digits || in_pieces(p->input, p->layer, p->bf16)) {
+        const int many = (int64_t)rows * p->layer->columns > SHARED_INPUT ? PIECE_BLOCKS : 1;
+        const int most = PIECE_ROWS / (of_digits ? p->input->digits : 1);
+        for (int64_t block = from, stop; block < to; block = stop) {
+            stop = block + many < to ? block + many : to;
+            for (int first = 0, some; first < rows; first += some) {
+                some = rows - first < most ? rows - first : most;
+                (of_digits ? digit_pieces : pieces)(p, block, stop, first, some);
+            }
+        }
         return;
     }
     const int most = form == INT8 ? (p->bf16 ? 3 : 2) : form == INT4 ? 2 : 6;
@@ -443,45 +495,39 @@ static void blocks(void *context, int64_t from, int64_t to) {
     }
 }
 
+static void multiply_to(const product_t *product, int threads) {
+    const linear_t *layer = product->layer;
+    const int64_t count = layer->form == ROWS ? (layer->rows + 15) / 16 : layer->rows / BLOCK;
+    shared_out(blocks, (void *)product, count, threads);
+}
+
 void multiply(const linear_t *layer, const input_t *input, float *out, int bf16, int threads) {
-    product_t product = {layer, input, out, bf16};
-    shared_out(blocks, &product, layer->form == ROWS ? (layer->rows + 15) / 16 : layer->rows / BLOCK, threads);
+    const product_t product = {layer, input, out, bf16, 0};
+    multiply_to(&product, threads);
 }
 
-static void make_digits(input_t *input, int bf16) {
-    const int columns = input->columns, digits = bf16 ? 2 : 3;
-    const float worth = bf16 ? 127.0f * 257.0f : 127.0f * 65793.0f;
-    input->digits = digits;
-    for (int m = 0; m < input->rows; m++) {
-        const float *x = input->floats + (int64_t)m * columns;
-        __m512 most = _mm512_setzero_ps();
-        for (int k = 0; k < columns; k += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + k)));
-        float largest = _mm512_reduce_max_ps(most);
-        float unit = largest > 0 ? largest / (worth - 4.0f) : 1e-30f;
-        __m512 divisor = _mm512_set1_ps(unit);
-        int8_t *to = input->bytes + (int64_t)m * digits * columns;
-        __m512i sums[3] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
-        for (int k = 0; k < columns; k += 16) {
-            __m512i whole = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_loadu_ps(x + k), divisor));
-            for (int d = digits - 1; d >= 0; d--) { /* the least significant first, each from -128 to 127 */
-                __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(whole, 24), 24);
-                _mm_storeu_si128((void *)(to + (int64_t)d * columns + k), _mm512_cvtepi32_epi8(low));
-                sums[d] = _mm512_add_epi32(sums[d], low);
-                whole = _mm512_srai_epi32(_mm512_sub_epi32(whole, low), 8);
-            }
+/* Of the row's `floats`. */
+static void make_digits(input_t *input, int row, const float *floats) {
+    const int columns = input->columns, digits = input->digits;
+    const float worth = digits == 2 ? 127.0f * 257.0f : 127.0f * 65793.0f;
+    __m512 most = _mm512_setzero_ps();
+    for (int k = 0; k < columns; k += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(floats + k)));
+    float largest = _mm512_reduce_max_ps(most);
+    float unit = largest > 0 ? largest / (worth - 4.0f) : 1e-30f;
+    __m512 divisor = _mm512_set1_ps(unit);
+    int8_t *to = input->bytes + (int64_t)row * digits * columns;
+    __m512i sums[3] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (int k = 0; k < columns; k += 16) {
+        __m512i whole = _mm512_cvtps_epi32(_mm512_div_ps(_mm512_loadu_ps(floats + k), divisor));
+        for (int d = digits - 1; d >= 0; d--) { /* the least significant first, each from -128 to 127 */
+            __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(whole, 24), 24);
+            _mm_storeu_si128((void *)(to + (int64_t)d * columns + k), _mm512_cvtepi32_epi8(low));
+            sums[d] = _mm512_add_epi32(sums[d], low);
+            whole = _mm512_srai_epi32(_mm512_sub_epi32(whole, low), 8);
         }
-        input->units[m] = unit;
-        for (int d = 0; d < digits; d++) input->sums[m * digits + d] = _mm512_reduce_add_epi32(sums[d]);
     }
-}
-
-static void sum_groups_of_floats(input_t *input, int group) {
-    const int64_t groups = input->columns / group;
-    for (int64_t at = 0; at < input->rows * groups; at++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int k = 0; k < group; k += 16) sum = _mm512_add_ps(sum, _mm512_loadu_ps(input->floats + at * group + k));
-        input->group_sums[at] = _mm512_reduce_add_ps(sum);
-    }
+    input->units[row] = unit;
+    for (int d = 0; d < digits; d++) input->sums[row * digits + d] = _mm512_reduce_add_epi32(sums[d]);
 }
 
 static void sum_groups(input_t *input, int group) {
@@ -496,44 +542,52 @@ static void sum_groups(input_t *input, int group) {
 }
 
 void prepare(input_t *input, const linear_t *layer, int bf16) {
-    const int integers = layer->form == INT8 || layer->form == INT4, whole = in_pieces(input, layer, bf16);
-    if (integers && !whole) {
-        make_digits(input, bf16);
-        if (layer->form == INT4) sum_groups(input, layer->group);
-    } else if (bf16) {
-        int64_t count = (int64_t)input->rows * input->columns;
-        for (int64_t at = 0; at < count; at += 16) store_halves(input->halves + at, _mm512_loadu_ps(input->floats + at));
-        if (layer->form == INT4) sum_groups_of_floats(input, layer->group);
+    const int columns = input->columns, by = by_digits(input, layer, bf16);
+    input->digits = bf16 ? 2 : 3;
+    for (int m = 0; m < input->rows; m++) {
+        const float *floats = input->floats + (int64_t)m * columns;
+        if (by) make_digits(input, m, floats);
+        for (int k = 0; !by && bf16 && k < columns; k += 16)
+            store_halves(halves_at(input, m) + k, _mm512_loadu_ps(floats + k));
     }
+    if (by && layer->form == INT4) sum_groups(input, layer->group);
 }
 
-/* Of which the last piece, returned, is for the result. */
-static float *cut_input(input_t *input, const linear_t *layer, int64_t rows, char *scratch) {
-    const int64_t wide = rows * layer->columns;
+/* Returns where it ends. */
+static char *cut_input(input_t *input, const linear_t *layer, char *scratch) {
+    const int64_t columns = layer->columns, rows = input->rows;
+    input->halves = (uint16_t *)scratch;
+    if (!by_digits(input, layer, 1)) return scratch + halves_bytes(rows, columns);
     input->floats = (float *)scratch;
-    input->halves = (uint16_t *)(input->floats + wide);
-    input->bytes = (int8_t *)(input->halves + wide);
-    input->units = (float *)(input->bytes + 3 * wide + 64 - 3 * wide % 64);
+    input->units = input->floats + columns;
     input->sums = (int32_t *)(input->units + rows);
-    input->group_sums = (float *)(input->sums + 3 * rows);
-    return input->group_sums + rows * (layer->columns / 32 + 1);
+    input->group_sums = (float *)(input->sums + 2 * rows);
+    input->bytes = (int8_t *)(input->group_sums + rows * (columns / 32 + 1));
+    return (char *)input->bytes + digits_bytes(rows, columns, 2);
 }
 
-/* The product of `from [rows, columns]` to `to [rows, layer rows]`, both in bfloat16 or float32. `scratch` has
+/* The product of `from [rows, columns]` to `to [rows, layer rows]`, both in bfloat16. `scratch` has
    `aegis_product_bytes`. */
-void aegis_product(const linear_t *layer, const void *from, void *to, int64_t rows, int bf16, void *scratch,
+void aegis_product(const linear_t *layer, const uint16_t *from, uint16_t *to, int64_t rows, char *scratch,
                    int threads) {
-    input_t input = {.rows = (int32_t)rows, .columns = layer->columns};
-    float *out = cut_input(&input, layer, rows, scratch);
-    for (int64_t at = 0; at < rows * layer->columns; at += 16)
-        _mm512_storeu_ps(input.floats + at, loaded(from, at, bf16));
-    prepare(&input, layer, bf16);
-    multiply(layer, &input, bf16 ? out : to, bf16, threads);
-    for (int64_t at = 0; bf16 && at < rows * layer->rows; at += 16)
-        store_halves((uint16_t *)to + at, _mm512_loadu_ps(out + at));
+    const int64_t columns = layer->columns;
+    input_t input = {.rows = (int32_t)rows, .columns = layer->columns, .digits = 2};
+    const product_t product = {layer, &input, to, 1, 1};
+    cut_input(&input, layer, scratch);
+    const int by = by_digits(&input, layer, 1);
+    for (int m = 0; m < rows; m++, from += columns) {
+        if (!by) {
+            memcpy(halves_at(&input, m), from, sizeof(uint16_t) * columns);
+            continue;
+        }
+        for (int k = 0; k < columns; k += 16) _mm512_storeu_ps(input.floats + k, widened(from + k));
+        make_digits(&input, m, input.floats);
+    }
+    if (by && layer->form == INT4) sum_groups(&input, layer->group);
+    multiply_to(&product, threads);
 }
 
 int64_t aegis_product_bytes(const linear_t *layer, int64_t rows) {
-    input_t input;
-    return (char *)(cut_input(&input, layer, rows, NULL) + rows * layer->rows) - (char *)NULL;
+    input_t input = {.rows = (int32_t)rows, .columns = layer->columns};
+    return cut_input(&input, layer, NULL) - (char *)NULL;
 }

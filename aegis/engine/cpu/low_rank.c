@@ -22,8 +22,10 @@ INLINE void narrow_some(const change_t *change, int first, const void *x, int co
     for (int r = 0; r < count; r++) sums[r] = _mm512_setzero_ps();
     for (int k = 0; k < columns; k += 16) {
         __m512 value = loaded(x, k, numbers == HALVES);
-        for (int r = 0; r < count; r++)
-            sums[r] = _mm512_fmadd_ps(loaded(change->down, at + (int64_t)r * columns + k, numbers != FLOATS), value, sums[r]);
+        for (int r = 0; r < count; r++) {
+            const __m512 down = loaded(change->down, at + (int64_t)r * columns + k, numbers != FLOATS);
+            sums[r] = _mm512_fmadd_ps(down, value, sums[r]);
+        }
     }
     for (int r = 0; r < count; r++) {
         __m512 sum = _mm512_set1_ps(_mm512_reduce_add_ps(sums[r]));

@@ -10,7 +10,7 @@ import torch
 from aegis.engine.cpu.library import BLOCK, COLUMNS_MAX, INT4, Linear, knows, library
 from aegis.engine.packed_linear import bytes_of
 
-ROWS_MAX = 128
+ROWS_MAX = 512
 """More are multiplied piece by piece, through scratch memory of that many."""
 
 _held = local()
@@ -39,7 +39,7 @@ def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     for start in range(0, rows, ROWS_MAX):
         source = x.data_ptr() + start * linear.columns * width
         target = out.data_ptr() + start * linear.rows * width
-        found.aegis_product(linear, source, target, min(rows - start, ROWS_MAX), 1, scratch, threads)
+        found.aegis_product(linear, source, target, min(rows - start, ROWS_MAX), scratch, threads)
     return out
 
 

@@ -113,8 +113,8 @@ static int64_t cut(run_t *run, const model_t *m, int64_t rows, int64_t positions
     run->sines = taken(&at, rows * m->head / 2 * f);
     run->scores_each = (positions + 15) / 16 * 16 * (m->heads / m->kv_heads);
     run->scores = taken(&at, rows * m->kv_heads * run->scores_each * f);
-    run->input.halves = taken(&at, rows * wide * 2);
-    run->input.bytes = taken(&at, rows * wide * 3);
+    run->input.halves = taken(&at, halves_bytes(rows, wide));
+    run->input.bytes = taken(&at, digits_bytes(rows, wide, 3));
     run->input.units = taken(&at, rows * f);
     run->input.sums = taken(&at, rows * 3 * f);
     run->input.group_sums = taken(&at, rows * (wide / 32 + 1) * f);

@@ -1,7 +1,7 @@
-/* Products of bfloat16 by the processor's tiles (AMX), of 16 rows by 32 columns at a time.
+/* Products by the processor's tiles (AMX), of 16 rows by 64 bytes of columns at a time: 32 of bfloat16, 64 of integers.
 
-   A tile of the weight is 16 pairs of columns by 16 of the 64 rows of a block, as packed weights lie. What tiles a
-   thread had set up before it has afterwards, for oneDNN uses them too. */
+   A tile of the weight is 16 pairs or fours of columns by 16 of the 64 rows of a block, as packed weights lie. What
+   tiles a thread had set up before it has afterwards, for oneDNN uses them too. */
 
 #ifndef AEGIS_TILES_H
 #define AEGIS_TILES_H
@@ -9,7 +9,7 @@
 #include "linear.h"
 #include "vectors.h"
 
-#define TILES_ROWS_MIN 4 /* With fewer, vectors are as fast. */
+#define TILES_ROWS_MIN 3 /* With fewer, vectors are as fast. */
 
 #if defined(__linux__) && defined(__has_include)
 #if __has_include(<amxbf16intrin.h>)
@@ -23,7 +23,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define TILES __attribute__((target("amx-tile,amx-bf16")))
+#define TILES __attribute__((target("amx-tile,amx-bf16,amx-int8")))
 
 /* Compilers do not know which memory the instructions of tiles read and write. */
 #define IN_MEMORY(pointer) __asm__ volatile("" : : "r"(pointer) : "memory")
@@ -39,19 +39,20 @@ static int tiles_are_there;
 /* The kernel lends their registers to processes that ask. */
 __attribute__((constructor)) static void ask_for_tiles(void) {
     unsigned a, b, c, d;
-    const unsigned bf16_and_tiles = 1u << 22 | 1u << 24;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_and_tiles) != bf16_and_tiles) return;
+    const unsigned all = 1u << 22 | 1u << 24 | 1u << 25; /* bfloat16, tiles, integers */
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & all) != all) return;
     tiles_are_there = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
 }
 
-/* Sets up tiles 0 to 3 for results of so many rows, 4 for the input and 5 to 7 for the weight. Returns what was there. */
+/* Sets up tiles 0 to 3 for results of so many rows, 4 and 5 for the input, 6 and 7 for the weight. Returns what was
+   there. */
 TILES static tile_config_t tiles_begin(int rows) {
     tile_config_t before, own = {.palette = 1};
     _tile_storeconfig(&before);
     IN_MEMORY(&before);
     for (int at = 0; at < 8; at++) {
         own.bytes[at] = 64;
-        own.rows[at] = (uint8_t)(at < 5 ? rows : 16);
+        own.rows[at] = (uint8_t)(at < 6 ? rows : 16);
     }
     IN_MEMORY(&own);
     _tile_loadconfig(&own);
@@ -66,30 +67,63 @@ TILES static void tiles_end(const tile_config_t *before) {
         _tile_release();
 }
 
-/* Adds to `sums [rows, BLOCK]` the columns of a piece; rows are those that were set up. */
-TILES static void tiles_add(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, float *sums) {
+/* Sums of two tiles of the input by two of the weight, so that each is loaded for two products; or of one by two. */
+#define TWO_BY_TWO(multiply)                                                                                           \
+    for (int64_t k = 0; k < bytes; k += 64, weight += 64 * BLOCK) {                                                    \
+        _tile_loadd(4, x + k, stride);                                                                                 \
+        _tile_loadd(6, weight, 4 * BLOCK);                                                                             \
+        multiply(0, 4, 6);                                                                                             \
+        _tile_loadd(7, weight + 64, 4 * BLOCK);                                                                        \
+        multiply(1, 4, 7);                                                                                             \
+        _tile_loadd(5, second + k, stride);                                                                            \
+        multiply(2, 5, 6);                                                                                             \
+        multiply(3, 5, 7);                                                                                             \
+    }
+#define ONE_BY_TWO(multiply)                                                                                           \
+    for (int64_t k = 0; k < bytes; k += 64, weight += 64 * BLOCK) {                                                    \
+        _tile_loadd(4, x + k, stride);                                                                                 \
+        _tile_loadd(6, weight, 4 * BLOCK);                                                                             \
+        multiply(0, 4, 6);                                                                                             \
+        _tile_loadd(7, weight + 64, 4 * BLOCK);                                                                        \
+        multiply(1, 4, 7);                                                                                             \
+    }
+
+/* What 32 of a block's rows give for one or two tiles of the input, of `high` rows each. */
+TILES static void tiles_add_half(const char *weight, const char *x, int64_t stride, int64_t bytes, float *sums,
+                                 int high, int two, int integers, int fresh) {
+    const char *second = x + high * stride;
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, 4 * BLOCK);
+        _tile_loadd(1, sums + 16, 4 * BLOCK);
+        if (two) _tile_loadd(2, sums + high * BLOCK, 4 * BLOCK);
+        if (two) _tile_loadd(3, sums + high * BLOCK + 16, 4 * BLOCK);
+    }
+    if (two && integers) TWO_BY_TWO(_tile_dpbssd)
+    if (two && !integers) TWO_BY_TWO(_tile_dpbf16ps)
+    if (!two && integers) ONE_BY_TWO(_tile_dpbssd)
+    if (!two && !integers) ONE_BY_TWO(_tile_dpbf16ps)
+    _tile_stored(0, sums, 4 * BLOCK);
+    _tile_stored(1, sums + 16, 4 * BLOCK);
+    if (two) _tile_stored(2, sums + high * BLOCK, 4 * BLOCK);
+    if (two) _tile_stored(3, sums + high * BLOCK + 16, 4 * BLOCK);
+}
+
+/* Adds to `sums [rows, BLOCK]`, of float or int32, what so many `bytes` of columns give; `fresh`: there are none yet.
+   Rows are read, and sums written, up to a multiple of `high`, which was set up. */
+TILES static void tiles_add(const void *weight, const void *x, int64_t stride, int64_t bytes, void *sums, int rows,
+                            int high, int integers, int fresh) {
     IN_MEMORY(weight);
     IN_MEMORY(x);
     IN_MEMORY(sums);
-    _tile_loadd(0, sums, 4 * BLOCK);
-    _tile_loadd(1, sums + 16, 4 * BLOCK);
-    _tile_loadd(2, sums + 32, 4 * BLOCK);
-    _tile_loadd(3, sums + 48, 4 * BLOCK);
-    for (int k = 0; k < pairs; k += 16, weight += 32 * BLOCK) {
-        _tile_loadd(4, x + 2 * k, 2 * stride);
-        _tile_loadd(5, weight, 4 * BLOCK);
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_loadd(6, weight + 32, 4 * BLOCK);
-        _tile_dpbf16ps(1, 4, 6);
-        _tile_loadd(7, weight + 64, 4 * BLOCK);
-        _tile_dpbf16ps(2, 4, 7);
-        _tile_loadd(5, weight + 96, 4 * BLOCK);
-        _tile_dpbf16ps(3, 4, 5);
-    }
-    _tile_stored(0, sums, 4 * BLOCK);
-    _tile_stored(1, sums + 16, 4 * BLOCK);
-    _tile_stored(2, sums + 32, 4 * BLOCK);
-    _tile_stored(3, sums + 48, 4 * BLOCK);
+    for (int row = 0; row < rows; row += 2 * high)
+        for (int half = 0; half < 2; half++)
+            tiles_add_half((const char *)weight + half * 128, (const char *)x + row * stride, stride, bytes,
+                           (float *)sums + row * BLOCK + 32 * half, high, row + high < rows, integers, fresh);
     IN_MEMORY(sums);
 }
 
@@ -103,8 +137,9 @@ static const int tiles_are_there = 0;
 
 static tile_config_t tiles_begin(int rows) { return (tile_config_t){rows}; }
 static void tiles_end(const tile_config_t *before) { (void)before; }
-static void tiles_add(const uint16_t *weight, const uint16_t *x, int64_t stride, int pairs, float *sums) {
-    (void)weight, (void)x, (void)stride, (void)pairs, (void)sums;
+static void tiles_add(const void *weight, const void *x, int64_t stride, int64_t bytes, void *sums, int rows, int high,
+                      int integers, int fresh) {
+    (void)weight, (void)x, (void)stride, (void)bytes, (void)sums, (void)rows, (void)high, (void)integers, (void)fresh;
 }
 
 #endif

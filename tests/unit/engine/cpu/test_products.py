@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from aegis.core.model import WeightsName
 from aegis.engine.cpu.library import library
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.quantised.integers import dequantised, quantise
-from aegis.engine.quantised.layers import FORMS, QuantisedLinear, parts
+from aegis.engine.quantised.layers import FORMS, Int4Blocks, QuantisedLinear, parts
 from aegis.engine.tensor_views import dtype_named
 
 pytestmark = pytest.mark.skipif(library() is None, reason="not compiled here, or not for this processor")
@@ -45,11 +47,25 @@ def test_it_is_the_reference_s(weights: WeightsName, columns: int, rows: int) ->
     layer, weight = _layer(weights, columns)
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).bfloat16()
     x[0, 0] = 40.0  # which coarsens the whole numbers of this row
+    if layer.INTEGERS == Int4Blocks.INTEGERS and rows > 2:
+        weight = weight.bfloat16()  # as torch's kernel and the layer's own ways make it
     exact = x.double() @ weight.double().t() + layer.bias.double()
     got = layer(x)
     assert layer._compiled is not None and layer._compiled[1] is not None
     off = (got.double() - exact).abs().amax() / exact.abs().amax()
     assert off < 2**-7
+
+
+@pytest.mark.skipif("amx_int8" not in Path("/proc/cpuinfo").read_text(), reason="without tiles many rows are rounded")
+@pytest.mark.parametrize("columns", [64, 320, 2112])
+@torch.inference_mode()
+def test_of_eight_bits_it_does_not_depend_on_the_rows_beside(columns: int) -> None:
+    """Sums of integers are exact, in whatever order."""
+    layer, _ = _layer("int8", columns)
+    x = torch.randn(530, columns, generator=torch.Generator().manual_seed(4)).bfloat16()
+    alone = torch.cat([layer(row) for row in x.split(1)])
+    for rows in (2, 3, 8, 9, 31, 257, 530):
+        assert torch.equal(layer(x[:rows]), alone[:rows])
 
 
 @torch.inference_mode()
