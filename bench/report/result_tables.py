@@ -43,6 +43,14 @@ _FIGURES: Columns = {
     "has to be": lambda figure: wanted(figure),
 }
 
+_BESIDE_LITELLM: Columns = {
+    "figure": lambda figure: f"{figure['name']}, {figure['unit']}".removesuffix(", "),
+    "aegis": lambda figure: f"{figure['aegis']:.4g}",
+    "LiteLLM": lambda figure: "" if figure["litellm"] is None else f"{figure['litellm']:.4g}",
+    "ratio": lambda figure: "" if figure["ratio"] is None else f"{figure['ratio']:.3g}",
+    "has to be": lambda figure: wanted(figure),
+}
+
 _LONG_PROMPT: Columns = {
     "long prompt": lambda cell: f"{cell['prompt_tokens']} tokens",
     "of the model": lambda cell: "of the stream" if cell["to"] == "same" else "beside it",
@@ -71,6 +79,24 @@ SUITES = {
             "transformers, tokens/s": lambda case: f"{case['transformers_tokens_per_s']:.0f}",
             "ratio": lambda case: f"{case['ratio']:.2f}",
             "÷ batch 1": lambda case: f"{case['times_one_sequence']:.1f}",
+        },
+    ),
+    "embeddings": Suite(
+        "Embeddings, beside sentence-transformers: a random model of all-MiniLM-L6's shape, one thread",
+        "figures",
+        _FIGURES,
+    ),
+    "llama_cpp": Suite(
+        "Decoding, beside llama.cpp on the same checkpoint in the same process, one thread",
+        "cases",
+        {
+            "checkpoint": lambda case: case["checkpoint"],
+            "llama.cpp's file": lambda case: case["file_type"],
+            "ours": lambda case: case["weights"],
+            "batch": lambda case: f"{case['batch']}",
+            "aegis, tokens/s": lambda case: f"{case['aegis_tokens_per_s']:.0f}",
+            "llama.cpp, tokens/s": lambda case: f"{case['llama_cpp_tokens_per_s']:.0f}",
+            "ratio": lambda case: f"{case['ratio']:.2f}",
         },
     ),
     "lora": Suite(
@@ -146,16 +172,20 @@ SUITES = {
         "figures",
         _FIGURES,
     ),
+    "pace": Suite(
+        "The gaps that readers see, as tokens are made and at a smooth pace",
+        "figures",
+        _FIGURES,
+    ),
+    "proxy_routes": Suite(
+        "What a proxy adds to a request of each route, beside LiteLLM's proxy; each on one core",
+        "figures",
+        _BESIDE_LITELLM,
+    ),
     "proxy": Suite(
         "The proxy alone, where instances answer at once, beside LiteLLM's proxy; each on one core",
         "figures",
-        {
-            "figure": lambda figure: f"{figure['name']}, {figure['unit']}".removesuffix(", "),
-            "aegis": lambda figure: f"{figure['aegis']:.4g}",
-            "LiteLLM": lambda figure: "" if figure["litellm"] is None else f"{figure['litellm']:.4g}",
-            "ratio": lambda figure: "" if figure["ratio"] is None else f"{figure['ratio']:.3g}",
-            "has to be": lambda figure: wanted(figure),
-        },
+        _BESIDE_LITELLM,
     ),
     "rivals": Suite(
         "Ways to share, live: the same requests to eight models on two instances, or an instance each",

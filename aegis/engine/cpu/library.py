@@ -13,7 +13,8 @@ from aegis.engine.packed_linear import pack
 from aegis.engine.quantised.blocks import bytes_are_known, halves_are_known
 from aegis.engine.quantised.digits import supported as has_byte_products
 
-ROWS, PACKED, INT8, INT4 = range(4)
+ROWS, PACKED, INT8, INT4, NARROW = range(5)
+"""`NARROW` is packed in blocks of half as many rows."""
 FLOATS, _, HALVES = range(3)
 BLOCK = 64
 RANK_MAX = 512
@@ -143,7 +144,10 @@ def knows(form: int, dtype: torch.dtype) -> bool:
         return dtype == torch.bfloat16 and halves_are_known()
     if form == ROWS:
         return True
+    if form == NARROW and dtype != torch.bfloat16:
+        return False
     rows, columns, many = 2 * BLOCK, 2 * BLOCK, 2 if dtype == torch.bfloat16 else 1
+    block = BLOCK // 2 if form == NARROW else BLOCK
     weight = torch.arange(rows * columns, dtype=torch.int32).remainder(251).to(dtype).view(rows, columns)
-    expected = weight.view(-1, BLOCK, columns // many, many).transpose(1, 2).contiguous()
+    expected = weight.view(-1, block, columns // many, many).transpose(1, 2).contiguous()
     return torch.equal(pack(weight)[1], expected.view(-1).view(torch.uint8))

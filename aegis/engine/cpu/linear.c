@@ -68,17 +68,20 @@ INLINE void floats_tile(const product_t *p, int64_t block, int first, const int 
 }
 
 INLINE void halves_tile(const product_t *p, int64_t block, int first, const int count) {
-    const int pairs = p->layer->columns / 2;
-    const uint16_t *weight = (const uint16_t *)p->layer->weight + block * BLOCK * 2 * pairs;
+    const int narrow = p->layer->form == NARROW, pairs = p->layer->columns / 2;
+    const uint16_t *lower = (const uint16_t *)p->layer->weight + block * BLOCK * 2 * pairs;
+    const uint16_t *upper = lower + (narrow ? BLOCK * pairs : BLOCK); /* 32 rows on */
+    const int step = narrow ? BLOCK : 2 * BLOCK;
     const uint32_t *x = (const uint32_t *)halves_at(p->input, first);
     __m512 sums[8][4];
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_ps();
-    for (int k = 0; k < pairs; k++, weight += 2 * BLOCK) {
+    for (int k = 0; k < pairs; k++, lower += step, upper += step) {
         __m512i w[4];
         for (int j = 0; j < 4; j++) {
-            _mm_prefetch((const char *)(weight + 32 * j) + AHEAD, _MM_HINT_T0);
-            w[j] = _mm512_loadu_si512(weight + 32 * j);
+            const uint16_t *weight = (j < 2 ? lower : upper) + 32 * (j % 2);
+            _mm_prefetch((const char *)weight + AHEAD, _MM_HINT_T0);
+            w[j] = _mm512_loadu_si512(weight);
         }
         for (int m = 0; m < count; m++) {
             __m512i pair = _mm512_set1_epi32((int)x[(int64_t)m * (pairs + HALVES_PAD / 2) + k]);
@@ -334,7 +337,9 @@ static void unpack(const linear_t *layer, int64_t block, int start, int columns,
    The blocks from `block` to `stop` share what is read of the rows. */
 static void pieces(const product_t *p, int64_t block, int64_t stop, int first, int rows) {
     const linear_t *layer = p->layer;
-    const int columns = layer->columns, packed = layer->form == PACKED, stride = columns + HALVES_PAD;
+    const int columns = layer->columns, stride = columns + HALVES_PAD;
+    const int narrow = layer->form == NARROW, packed = narrow || layer->form == PACKED;
+    const tiled_t tiled = narrow ? (tiled_t){2 * BLOCK, (int64_t)BLOCK * columns} : WIDE;
     const int most = rows > SHORT_PIECE_ROWS ? LONG_PIECE : SHORT_PIECE;
     uint16_t unpacked[LONG_PIECE * BLOCK] __attribute__((aligned(64)));
     float totals[PIECE_BLOCKS][PIECE_ROWS * BLOCK] __attribute__((aligned(64)));
@@ -348,11 +353,11 @@ static void pieces(const product_t *p, int64_t block, int64_t stop, int first, i
         const uint16_t *x = halves_at(p->input, first) + start, *weight = unpacked;
         for (int64_t each = block; each < stop; each++) {
             if (packed)
-                weight = (const uint16_t *)layer->weight + (each * columns + start) * BLOCK;
+                weight = (const uint16_t *)layer->weight + (each * columns * BLOCK) + start * tiled.pair / 4;
             else
                 unpack(layer, each, start, here, unpacked);
             if (high)
-                tiles_add(weight, x, 2 * stride, 2 * here, totals[each - block], rows, high, 0, !start);
+                tiles_add(weight, tiled, x, 2 * stride, 2 * here, totals[each - block], rows, high, 0, !start);
             else
                 piece_by_vectors(weight, x, stride, here / 2, totals[each - block], rows, packed ? AHEAD : 0);
         }
@@ -380,7 +385,7 @@ static void digit_pieces(const product_t *p, int64_t block, int64_t stop, int fi
         const int here = columns - start < 2 * LONG_PIECE ? columns - start : 2 * LONG_PIECE;
         const int8_t *x = p->input->bytes + (int64_t)first * digits * columns + start;
         for (int64_t each = block; each < stop; each++)
-            tiles_add((const int8_t *)layer->weight + (each * columns + start) * BLOCK, x, columns, here,
+            tiles_add((const int8_t *)layer->weight + (each * columns + start) * BLOCK, WIDE, x, columns, here,
                       totals[each - block], rows * digits, high, 1, !start);
     }
     tiles_end(&before);
@@ -432,6 +437,7 @@ INLINE void rows_tile(const product_t *p, int64_t block, int first, const int co
 INLINE void tile(const product_t *p, int64_t block, int first, const int count) {
     switch (p->layer->form) {
     case ROWS: rows_tile(p, block, first, count); break;
+    case NARROW:
     case PACKED:
         if (p->bf16)
             halves_tile(p, block, first, count);
@@ -460,7 +466,8 @@ static int by_digits(const input_t *input, const linear_t *layer, int bf16) {
 /* Whether the weight is read piece by piece, in bfloat16. */
 static int in_pieces(const input_t *input, const linear_t *layer, int bf16) {
     if (!bf16 || layer->form == ROWS || by_digits(input, layer, bf16)) return 0;
-    return layer->form != PACKED || input->rows > TILE_ROWS;
+    if (layer->form == NARROW && !tiles_are_there) return 0;
+    return layer->form == INT8 || layer->form == INT4 || input->rows > TILE_ROWS;
 }
 
 static void blocks(void *context, int64_t from, int64_t to) {

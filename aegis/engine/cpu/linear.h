@@ -1,8 +1,9 @@
 /* Products with a weight, as weight images hold it, for processors with AVX-512.
 
-   Packed weights lie in blocks of 64 rows. A block goes through the columns in order: one column of float32, two of
-   bfloat16, four of 8 bits at a time, the 64 rows beside each other. Of 4 bits a column is 32 bytes, of which byte i
-   holds row i in its low half and row i + 32 in its high one. The orders are oneDNN's and torch's; Python checks them.
+   Packed weights lie in blocks of 64 rows, or, `NARROW` ones of bfloat16, of 32, as oneDNN has them for tiles. A block
+   goes through the columns in order: one column of float32, two of bfloat16, four of 8 bits at a time, its rows beside
+   each other. Of 4 bits a column is 32 bytes, of which byte i holds row i in its low half and row i + 32 in its high
+   one. The orders are oneDNN's and torch's; Python checks them.
 
    With integers of 8 bits the input becomes whole numbers of 16 bits (24 for float32) in digits of a byte each, so that
    sums are exact, and so it does for one or two rows with integers of 4; how far that is from the input is said in
@@ -13,7 +14,7 @@
 
 #include <stdint.h>
 
-enum form { ROWS, PACKED, INT8, INT4 };
+enum form { ROWS, PACKED, INT8, INT4, NARROW };
 
 #define BLOCK 64
 #define GROUPS_MAX 512

@@ -17,6 +17,7 @@ from aegis.engine.cpu.library import (
     COLUMNS_MAX,
     INT4,
     INT8,
+    NARROW,
     PACKED,
     ROWS,
     Layer,
@@ -200,7 +201,8 @@ class _Plan:
             raise _Unsupported
         if leaf == "weight":
             _demand(dtype_named(entry.dtype) == self._dtype)
-            form, scales = (PACKED if entry.packing else ROWS), None
+            packed = PACKED if knows(PACKED, self._dtype) else NARROW
+            form, scales = (packed if entry.packing else ROWS), None
         else:
             form, scales = _FORMS[leaf], self._entries[f"{path}.scales"]
         rows, columns = entry.shape if form != INT4 else (entry.shape[0], entry.shape[1] * 2)

@@ -17,6 +17,14 @@
 #endif
 #endif
 
+/* Where the tiles of a block of the weight lie: bytes from one pair, or four, of columns to the next, and from the
+   first 32 rows to the others. */
+typedef struct {
+    int64_t pair, half;
+} tiled_t;
+
+#define WIDE ((tiled_t){4 * BLOCK, 2 * BLOCK})
+
 #ifdef AEGIS_HAS_TILES
 
 #include <cpuid.h>
@@ -69,28 +77,28 @@ TILES static void tiles_end(const tile_config_t *before) {
 
 /* Sums of two tiles of the input by two of the weight, so that each is loaded for two products; or of one by two. */
 #define TWO_BY_TWO(multiply)                                                                                           \
-    for (int64_t k = 0; k < bytes; k += 64, weight += 64 * BLOCK) {                                                    \
+    for (int64_t k = 0; k < bytes; k += 64, weight += 16 * pair) {                                                       \
         _tile_loadd(4, x + k, stride);                                                                                 \
-        _tile_loadd(6, weight, 4 * BLOCK);                                                                             \
+        _tile_loadd(6, weight, pair);                                                                                  \
         multiply(0, 4, 6);                                                                                             \
-        _tile_loadd(7, weight + 64, 4 * BLOCK);                                                                        \
+        _tile_loadd(7, weight + 64, pair);                                                                             \
         multiply(1, 4, 7);                                                                                             \
         _tile_loadd(5, second + k, stride);                                                                            \
         multiply(2, 5, 6);                                                                                             \
         multiply(3, 5, 7);                                                                                             \
     }
 #define ONE_BY_TWO(multiply)                                                                                           \
-    for (int64_t k = 0; k < bytes; k += 64, weight += 64 * BLOCK) {                                                    \
+    for (int64_t k = 0; k < bytes; k += 64, weight += 16 * pair) {                                                       \
         _tile_loadd(4, x + k, stride);                                                                                 \
-        _tile_loadd(6, weight, 4 * BLOCK);                                                                             \
+        _tile_loadd(6, weight, pair);                                                                                  \
         multiply(0, 4, 6);                                                                                             \
-        _tile_loadd(7, weight + 64, 4 * BLOCK);                                                                        \
+        _tile_loadd(7, weight + 64, pair);                                                                             \
         multiply(1, 4, 7);                                                                                             \
     }
 
 /* What 32 of a block's rows give for one or two tiles of the input, of `high` rows each. */
-TILES static void tiles_add_half(const char *weight, const char *x, int64_t stride, int64_t bytes, float *sums,
-                                 int high, int two, int integers, int fresh) {
+TILES static void tiles_add_half(const char *weight, int64_t pair, const char *x, int64_t stride, int64_t bytes,
+                                 float *sums, int high, int two, int integers, int fresh) {
     const char *second = x + high * stride;
     if (fresh) {
         _tile_zero(0);
@@ -115,15 +123,15 @@ TILES static void tiles_add_half(const char *weight, const char *x, int64_t stri
 
 /* Adds to `sums [rows, BLOCK]`, of float or int32, what so many `bytes` of columns give; `fresh`: there are none yet.
    Rows are read, and sums written, up to a multiple of `high`, which was set up. */
-TILES static void tiles_add(const void *weight, const void *x, int64_t stride, int64_t bytes, void *sums, int rows,
-                            int high, int integers, int fresh) {
+TILES static void tiles_add(const void *weight, tiled_t tiled, const void *x, int64_t stride, int64_t bytes,
+                            void *sums, int rows, int high, int integers, int fresh) {
     IN_MEMORY(weight);
     IN_MEMORY(x);
     IN_MEMORY(sums);
     for (int row = 0; row < rows; row += 2 * high)
         for (int half = 0; half < 2; half++)
-            tiles_add_half((const char *)weight + half * 128, (const char *)x + row * stride, stride, bytes,
-                           (float *)sums + row * BLOCK + 32 * half, high, row + high < rows, integers, fresh);
+            tiles_add_half((const char *)weight + half * tiled.half, tiled.pair, (const char *)x + row * stride, stride,
+                           bytes, (float *)sums + row * BLOCK + 32 * half, high, row + high < rows, integers, fresh);
     IN_MEMORY(sums);
 }
 
@@ -137,9 +145,10 @@ static const int tiles_are_there = 0;
 
 static tile_config_t tiles_begin(int rows) { return (tile_config_t){rows}; }
 static void tiles_end(const tile_config_t *before) { (void)before; }
-static void tiles_add(const void *weight, const void *x, int64_t stride, int64_t bytes, void *sums, int rows, int high,
-                      int integers, int fresh) {
-    (void)weight, (void)x, (void)stride, (void)bytes, (void)sums, (void)rows, (void)high, (void)integers, (void)fresh;
+static void tiles_add(const void *weight, tiled_t tiled, const void *x, int64_t stride, int64_t bytes, void *sums,
+                      int rows, int high, int integers, int fresh) {
+    (void)weight, (void)tiled, (void)x, (void)stride, (void)bytes, (void)sums;
+    (void)rows, (void)high, (void)integers, (void)fresh;
 }
 
 #endif
