@@ -6,6 +6,8 @@
 #define DIGITS_ROWS 2
 #define TILE_ROWS 6
 #define AHEAD 4096 /* bytes: what processors foresee ends with a page */
+#define SOON 2048  /* bytes: or with a pause */
+#define GROUPS_AHEAD 4
 
 /* Rows of the next tile, of so many left: tiles are about equal, for small ones wait for their sums. */
 static int next_tile(int left, int most) {
@@ -112,7 +114,10 @@ INLINE void bytes_tile(const product_t *p, int64_t block, int first, const int c
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
     for (int k = 0; k < fours; k++, weight += 4 * BLOCK) {
         __m512i w[4];
-        for (int j = 0; j < 4; j++) w[j] = _mm512_xor_si512(_mm512_loadu_si512(weight + 64 * j), flip);
+        for (int j = 0; j < 4; j++) {
+            _mm_prefetch((const char *)weight + SOON + 64 * j, _MM_HINT_T0);
+            w[j] = _mm512_xor_si512(_mm512_loadu_si512(weight + 64 * j), flip);
+        }
         for (int m = 0; m < count * digits; m++) {
             __m512i four = _mm512_set1_epi32(x[(int64_t)m * fours + k]);
             for (int j = 0; j < 4; j++) sums[m][j] = _mm512_dpbusd_epi32(sums[m][j], w[j], four);
@@ -129,15 +134,35 @@ INLINE void bytes_tile(const product_t *p, int64_t block, int first, const int c
     }
 }
 
-/* Of four columns, the four bytes of each row beside each other: rows 0 to 15 with 32 to 47, then 16 to 31 with 48 to
-   63. */
-INLINE void order_fours(__m512i order[2]) {
-    uint8_t index[2][64];
+/* What bytes are looked up by. */
+static struct {
+    /* Of four columns, the four bytes of each row beside each other: rows 0 to 15 with 32 to 47, then 16 to 31 with 48
+       to 63. */
+    uint8_t fours[2][64];
+    /* The bytes of the bfloat16 of a number, and the order of four columns of 16 rows in two pairs of columns. */
+    uint8_t lower[128], higher[128], pairs[2][64];
+    /* The numbers of four bits, and the order of two columns of 16 rows beside each other. */
+    float digits[16];
+    uint16_t beside[32];
+} tables __attribute__((aligned(64)));
+
+__attribute__((constructor)) static void make_tables(void) {
     for (int row = 0; row < 32; row++)
         for (int column = 0; column < 4; column++)
-            index[row / 16][row % 16 * 4 + column] = (uint8_t)(column * 32 + row);
-    order[0] = _mm512_loadu_si512(index[0]);
-    order[1] = _mm512_loadu_si512(index[1]);
+            tables.fours[row / 16][row % 16 * 4 + column] = (uint8_t)(column * 32 + row);
+    for (int at = 0; at < 128; at++) {
+        float value = (float)at;
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        tables.lower[at] = (uint8_t)(bits >> 16);
+        tables.higher[at] = (uint8_t)(bits >> 24);
+    }
+    for (int at = 0; at < 64; at++) { /* byte `at` of the result: of row at / 4, column at / 2 % 2 */
+        tables.pairs[0][at] = (uint8_t)(at / 4 * 4 + at / 2 % 2 + at % 2 * 64);
+        tables.pairs[1][at] = (uint8_t)(tables.pairs[0][at] + 2);
+    }
+    for (int at = 0; at < 16; at++) tables.digits[at] = (float)(at - 8);
+    for (int at = 0; at < 32; at++) tables.beside[at] = (uint16_t)(at / 2 + at % 2 * 16);
 }
 
 /* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep
@@ -145,11 +170,13 @@ INLINE void order_fours(__m512i order[2]) {
 INLINE void group_tile(__m512i (*to)[4], const uint8_t *weight, const int8_t *x, int group, int columns,
                        const int count) {
     const __m512i low = _mm512_set1_epi8(15);
-    __m512i sums[8][4], order[2];
-    order_fours(order);
+    const __m512i order[2] = {_mm512_loadu_si512(tables.fours[0]), _mm512_loadu_si512(tables.fours[1])};
+    __m512i sums[8][4];
     for (int m = 0; m < count; m++)
         for (int j = 0; j < 4; j++) sums[m][j] = _mm512_setzero_si512();
     for (int k = 0; k < group; k += 4, weight += 128) {
+        _mm_prefetch((const char *)weight + SOON, _MM_HINT_T0);
+        _mm_prefetch((const char *)weight + SOON + 64, _MM_HINT_T0);
         __m512i here = _mm512_loadu_si512(weight), there = _mm512_loadu_si512(weight + 64), w[4];
         for (int j = 0; j < 2; j++) {
             __m512i both = _mm512_permutex2var_epi8(here, order[j], there);
@@ -175,7 +202,17 @@ INLINE void group_tile(__m512i (*to)[4], const uint8_t *weight, const int8_t *x,
 GROUP_TILE(2)
 GROUP_TILE(4)
 
-/* Scales and zeros of bfloat16, in turn. */
+/* Of a group of columns for a block: scales and zeros of bfloat16, in turn. */
+INLINE const uint16_t *scales_of(const linear_t *layer, int group, int64_t block) {
+    return (const uint16_t *)layer->scales + ((int64_t)group * layer->rows + block * BLOCK) * 2;
+}
+
+/* Those of the next groups lie a row of groups on each, where processors foresee nothing. */
+INLINE void foresee_scales(const linear_t *layer, int group, int64_t block) {
+    const char *scales = (const char *)scales_of(layer, group + GROUPS_AHEAD, block);
+    for (int j = 0; j < 4; j++) _mm_prefetch(scales + 64 * j, _MM_HINT_T0);
+}
+
 INLINE void fours_tile(const product_t *p, int64_t block, int first, const int count) {
     const linear_t *layer = p->layer;
     const int columns = layer->columns, group = layer->group, groups = columns / group;
@@ -188,7 +225,8 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
     for (int g = 0; g < groups; g++, weight += (BLOCK / 2) * group, x += group) {
         __m512i sums[4][4];
         (count == 1 ? group_tile_2 : group_tile_4)(sums, weight, x, group, columns);
-        const uint16_t *scales = (const uint16_t *)layer->scales + ((int64_t)g * layer->rows + block * BLOCK) * 2;
+        const uint16_t *scales = scales_of(layer, g, block);
+        foresee_scales(layer, g, block);
         for (int j = 0; j < 4; j++) {
             __m512i both = _mm512_loadu_si512(scales + 32 * j);
             __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
@@ -211,7 +249,6 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
 #define PIECE_ROWS 512
 #define PIECE_BLOCKS 4
 #define SHARED_INPUT (1 << 19)
-#define SOON 4096 /* bytes: processors foresee nothing over so long a pause */
 
 /* Columns that are unpacked at once: for few rows no more than the first cache holds, for many so many that sums are
    seldom read and written. */
@@ -220,21 +257,9 @@ enum { SHORT_PIECE = 128, LONG_PIECE = 512, SHORT_PIECE_ROWS = 32 };
 /* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
    of a number are looked up by its absolute value. */
 static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
-    uint8_t lower[128], higher[128], index[2][64];
-    for (int at = 0; at < 128; at++) {
-        float value = (float)at;
-        uint32_t bits;
-        memcpy(&bits, &value, 4);
-        lower[at] = (uint8_t)(bits >> 16);
-        higher[at] = (uint8_t)(bits >> 24);
-    }
-    for (int at = 0; at < 64; at++) { /* byte `at` of the result: of row at / 4, column at / 2 % 2 */
-        index[0][at] = (uint8_t)(at / 4 * 4 + at / 2 % 2 + at % 2 * 64);
-        index[1][at] = (uint8_t)(index[0][at] + 2);
-    }
-    const __m512i low[2] = {_mm512_loadu_si512(lower), _mm512_loadu_si512(lower + 64)};
-    const __m512i high[2] = {_mm512_loadu_si512(higher), _mm512_loadu_si512(higher + 64)};
-    const __m512i order[2] = {_mm512_loadu_si512(index[0]), _mm512_loadu_si512(index[1])};
+    const __m512i low[2] = {_mm512_loadu_si512(tables.lower), _mm512_loadu_si512(tables.lower + 64)};
+    const __m512i high[2] = {_mm512_loadu_si512(tables.higher), _mm512_loadu_si512(tables.higher + 64)};
+    const __m512i order[2] = {_mm512_loadu_si512(tables.pairs[0]), _mm512_loadu_si512(tables.pairs[1])};
     const __m512i sign = _mm512_set1_epi8((char)0x80);
     for (int k = 0; k < pairs; k += 2, from += 4 * BLOCK, to += 4 * BLOCK)
         for (int j = 0; j < 4; j++) {
@@ -250,12 +275,8 @@ static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
 
 /* Of four bits, with the scale and the zero of each row: the result is rounded to bfloat16, as torch rounds it. */
 static void unpack_fours(const uint8_t *from, uint16_t *to, int pairs, const uint16_t *scales) {
-    float values[16];
-    uint16_t index[32];
-    for (int at = 0; at < 16; at++) values[at] = (float)(at - 8);
-    for (int at = 0; at < 32; at++) index[at] = (uint16_t)(at / 2 + at % 2 * 16);
-    const __m512 table = _mm512_loadu_ps(values);
-    const __m512i order = _mm512_loadu_si512(index);
+    const __m512 table = _mm512_loadu_ps(tables.digits);
+    const __m512i order = _mm512_loadu_si512(tables.beside);
     __m512 scale[4], zero[4];
     for (int j = 0; j < 4; j++) {
         __m512i both = _mm512_loadu_si512(scales + 32 * j);
@@ -328,8 +349,8 @@ static void unpack(const linear_t *layer, int64_t block, int start, int columns,
     for (int done = 0, here; done < columns; done += here) {
         const int group = (start + done) / layer->group, left = (group + 1) * layer->group - start - done;
         here = left < columns - done ? left : columns - done;
-        const int64_t scales = ((int64_t)group * layer->rows + block * BLOCK) * 2;
-        unpack_fours(from + done * BLOCK / 2, to + done * BLOCK, here / 2, (const uint16_t *)layer->scales + scales);
+        foresee_scales(layer, group, block);
+        unpack_fours(from + done * BLOCK / 2, to + done * BLOCK, here / 2, scales_of(layer, group, block));
     }
 }
 
