@@ -21,6 +21,8 @@ RANK_MAX = 512
 COLUMNS_MAX = 1 << 15
 
 _TURN_OFF = "AEGIS_NO_COMPILED_STEPS"
+_INTERFACE = "aegis_interface_2"
+"""What is built of sources of another one waits for `make` to build it anew, and is not called."""
 
 
 class Linear(ctypes.Structure):
@@ -96,7 +98,7 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(built[0]))
     except OSError:  # built for another machine
         return None
-    if not found.aegis_supported():
+    if not hasattr(found, _INTERFACE) or not found.aegis_supported():
         return None
     found.aegis_scratch_bytes.restype = ctypes.c_int64
     found.aegis_scratch_bytes.argtypes = (ctypes.POINTER(Model), ctypes.c_int64, ctypes.c_int64)

@@ -52,6 +52,9 @@ void aegis_use_threads(gomp_parallel_t parallel, gomp_number_t number, gomp_numb
     thread_count = count;
 }
 
+/* Raised with every change of what Python calls here: what was built of older sources is not called. */
+int aegis_interface_2;
+
 /* Whether this processor has all that is used here. */
 int aegis_supported(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
