@@ -95,7 +95,7 @@ def _logits(engine: TransformersEngine, built: Built, runs: list[Generation], *,
 
 
 @pytest.mark.parametrize("weights", ["dense", "int8", "int4", "int4-g32"])
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 2, 5, 9])
 def test_in_bfloat16_logits_are_as_near_to_float32_s_as_the_modules_are(
     weights: WeightsName, rows: int, tmp_path: Path
 ) -> None:
