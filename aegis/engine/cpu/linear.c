@@ -19,7 +19,7 @@ typedef struct {
     const linear_t *layer;
     const input_t *input;
     void *out;
-    int bf16, narrow; /* narrow: results are stored in bfloat16 */
+    int bf16, halves; /* halves: results are stored in bfloat16 */
 } product_t;
 
 /* A row of bfloat16 is that much longer, so that those of a tile do not lie in the same lines of a cache. */
@@ -40,7 +40,7 @@ INLINE void put(const product_t *p, int m, int64_t row, __m512 sums) {
         sums = _mm512_add_ps(rounded(sums, p->bf16), loaded(layer->bias, row, p->bf16));
     }
     const int64_t at = (int64_t)m * layer->rows + row;
-    if (p->narrow)
+    if (p->halves)
         store_halves((uint16_t *)p->out + at, sums);
     else
         _mm512_storeu_ps((float *)p->out + at, rounded(sums, p->bf16));
@@ -447,7 +447,7 @@ INLINE void rows_tile(const product_t *p, int64_t block, int first, const int co
                 sum = rounded(_mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_set1_epi32((int)bits))), p->bf16);
             }
             const int64_t at = (int64_t)(first + m) * p->layer->rows + row;
-            if (p->narrow)
+            if (p->halves)
                 ((uint16_t *)p->out)[at] = (uint16_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(halves_of(sum)));
             else
                 ((float *)p->out)[at] = _mm512_cvtss_f32(sum);

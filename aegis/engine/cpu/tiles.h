@@ -75,25 +75,18 @@ TILES static void tiles_end(const tile_config_t *before) {
         _tile_release();
 }
 
-/* Sums of two tiles of the input by two of the weight, so that each is loaded for two products; or of one by two. */
-#define TWO_BY_TWO(multiply)                                                                                           \
-    for (int64_t k = 0; k < bytes; k += 64, weight += 16 * pair) {                                                       \
+/* Sums of one or two tiles of the input by two of the weight. Of two by two each is loaded for two products. */
+#define SUM(multiply)                                                                                                  \
+    for (int64_t k = 0; k < bytes; k += 64, weight += 16 * pair) {                                                     \
         _tile_loadd(4, x + k, stride);                                                                                 \
         _tile_loadd(6, weight, pair);                                                                                  \
         multiply(0, 4, 6);                                                                                             \
         _tile_loadd(7, weight + 64, pair);                                                                             \
         multiply(1, 4, 7);                                                                                             \
+        if (!two) continue;                                                                                            \
         _tile_loadd(5, second + k, stride);                                                                            \
         multiply(2, 5, 6);                                                                                             \
         multiply(3, 5, 7);                                                                                             \
-    }
-#define ONE_BY_TWO(multiply)                                                                                           \
-    for (int64_t k = 0; k < bytes; k += 64, weight += 16 * pair) {                                                       \
-        _tile_loadd(4, x + k, stride);                                                                                 \
-        _tile_loadd(6, weight, pair);                                                                                  \
-        multiply(0, 4, 6);                                                                                             \
-        _tile_loadd(7, weight + 64, pair);                                                                             \
-        multiply(1, 4, 7);                                                                                             \
     }
 
 /* What 32 of a block's rows give for one or two tiles of the input, of `high` rows each. */
@@ -111,10 +104,10 @@ TILES static void tiles_add_half(const char *weight, int64_t pair, const char *x
         if (two) _tile_loadd(2, sums + high * BLOCK, 4 * BLOCK);
         if (two) _tile_loadd(3, sums + high * BLOCK + 16, 4 * BLOCK);
     }
-    if (two && integers) TWO_BY_TWO(_tile_dpbssd)
-    if (two && !integers) TWO_BY_TWO(_tile_dpbf16ps)
-    if (!two && integers) ONE_BY_TWO(_tile_dpbssd)
-    if (!two && !integers) ONE_BY_TWO(_tile_dpbf16ps)
+    if (integers)
+        SUM(_tile_dpbssd)
+    else
+        SUM(_tile_dpbf16ps)
     _tile_stored(0, sums, 4 * BLOCK);
     _tile_stored(1, sums + 16, 4 * BLOCK);
     if (two) _tile_stored(2, sums + high * BLOCK, 4 * BLOCK);
