@@ -319,7 +319,7 @@ MISSED = {
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
     "live overload: goodput": "four times the requests take a sixth of what instances had of the cores, and of the "
-    "tokens a third is late, where it is an eighth in the simulator; not explained",
+    "tokens a third is late, where it is an eighth in the simulator: why is not known yet",
     "live overload: health": "the loop has to wait for a core",
     "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
