@@ -159,8 +159,9 @@ _serving:
 	$(BIN)/python -m pytest $(BESIDE) --without-computing -m "not alone" tests
 	$(BIN)/python -m pytest -m alone tests/attacks
 
+# mypy's workers have to start within three seconds, which they do not beside servers: so it has none here.
 _computing:
-	@nice $(MAKE) --no-print-directory lint
+	@MYPY_NUM_WORKERS=0 nice $(MAKE) --no-print-directory lint
 	$(BIN)/python -m tests.background
 
 # For every edit, within a minute: what ruff and mypy say, the import contracts, and the unit tests of what changed.
