@@ -11,7 +11,7 @@ from aegis.core.model import Slo
 from aegis.core.views import BatchView, worth_of
 from decode.answer_lengths import AnswerLengths
 from decode.batch_requests import BatchRequests
-from decode.sequences import NOWHERE, Sequence
+from decode.sequences import HOST, NOWHERE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
 from decode.worklist import Batch, WorkList
 from memory.instance_models import InstanceModels
@@ -107,16 +107,16 @@ class BatchViews:
 
     def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:
         """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
-        that never had anything to do with a turn nothing changes but time."""
-        seen = batch.untouched
+        that have no turn, and nothing on the device, nothing changes but time."""
+        seen = batch.resting
         if seen is not None and seen.slo is slo:
             return seen
         turn, sequences = self.work.turn, batch.sequences
         just_had = turn is not None and turn.batch is batch
         seen = BatchRequests(sequences, slo, defers_refused=defers, defers_arriving=defers and just_had)
         has_turn = batch is self.work.holder or (turn is not None and batch is turn.batch)
-        if not has_turn and seen.prompts == len(sequences) and all([_is_new(each) for each in sequences]):
-            batch.untouched = seen
+        if not has_turn and all([_rests(each) for each in sequences]):
+            batch.resting = seen
         return seen
 
 
@@ -132,8 +132,9 @@ class _Worth(NamedTuple):
 _NONE: Final = _Worth(None, 0.0, 0)
 
 
-def _is_new(sequence: Sequence) -> bool:
-    return sequence.where is NOWHERE and not sequence.prefix and not sequence.refused
+def _rests(sequence: Sequence) -> bool:
+    where = sequence.where
+    return (where is HOST or where is NOWHERE) and not sequence.prefix and not sequence.beside
 
 
 def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: int) -> tuple[int, int]:

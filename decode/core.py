@@ -207,7 +207,7 @@ class DecodeCore:
 
     @property
     def running(self) -> int:
-        return sum(sequence.running for sequence in self._by_request.values())
+        return self._phases.running
 
     # --- coming and going ---------------------------------------------------------------------------------------------
 
@@ -252,6 +252,7 @@ class DecodeCore:
         next turn of a conversation may begin like it."""
         del self._by_request[sequence.job.request]
         self._effects.append(Untrack(sequence.job.request))
+        self._phases.leave(sequence)
         sequence.dropped = True
         if sequence.where is Where.ABROAD:
             self._arrivals.leave(sequence)

@@ -215,6 +215,7 @@ class Eviction:
             if sequence.where is HOST:
                 needed = sequence.blocks_now() + LOOKAHEAD_BLOCKS
                 if self._ledger.device.room(sequence.shape) >= needed:
+                    batch.resting = None
                     self._kv.bring_in(sequence, ahead=True)
 
     def _make(self, sequence: Sequence, blocks: int) -> bool:
@@ -258,7 +259,7 @@ class Eviction:
         self._kv.give_up_offers()
         busy = self._work.busy if self._work.under_way else self._work.beside
         for batch in self._work.batches:
-            for sequence in batch.sequences if batch is not but else ():
+            for sequence in batch.sequences if batch is not but and batch.resting is None else ():
                 if sequence.where is DEVICE and sequence not in busy:
                     self._kv.shrink(sequence)
 

@@ -11,9 +11,11 @@ from memory.effect_list import EffectList
 
 
 class Phases:
-    """A sequence runs from a step of its own until its batch is preempted."""
+    """A sequence runs from a step of its own until its batch is preempted. Those that run are counted as they come and
+    go: under overload thousands wait, and each event asks."""
 
     def __init__(self, counters: Counters, effects: EffectList) -> None:
+        self.running = 0
         self._counters = counters
         self._effects = effects
 
@@ -40,8 +42,14 @@ class Phases:
         self._counters.preemptions += len(stopped)
         self._set(stopped, running=False)
 
+    def leave(self, sequence: Sequence) -> None:
+        """It is about to be dropped."""
+        self.running -= sequence.running
+
     def _set(self, changed: list[Sequence], *, running: bool) -> None:
         for sequence in changed:
             sequence.running = running
+        there = sum([not sequence.dropped for sequence in changed])
+        self.running += there if running else -there
         if changed:
             self._effects.send(Phase(tuple([s.job.request for s in changed]), running=running))

@@ -40,12 +40,11 @@ class Batch:
     chunked: bool = False
     beside: int = 0  # of its sequences are in the run under way on the second lane
     stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
-    untouched: BatchRequests | None = (
-        None  # what was found of its sequences, none of which has ever run here; None: look at them
-    )
+    resting: BatchRequests | None = None
+    """What was found of its sequences, none of which has KV on the device or on its way there; None: look at them."""
 
     def add(self, sequence: Sequence) -> None:
-        self.untouched = None
+        self.resting = None
         self.sequences.append(sequence)
         self.waiting += sequence.lacks > 0
 
@@ -155,7 +154,7 @@ class WorkList:
 
     def leave(self, sequence: Sequence) -> None:
         batch = next(b for b in self.batches if sequence in b.sequences)
-        batch.untouched = None
+        batch.resting = None
         batch.sequences.remove(sequence)
         batch.waiting -= sequence.lacks > 0 and not sequence.beside
         batch.beside -= sequence.beside
@@ -173,7 +172,7 @@ class WorkList:
         for each batch. Nobody has to wait longer for that."""
         for other in [b for b in self.batches if b.model == batch.model and b is not batch and not b.beside]:
             if other is not self.paused and self._fit(batch.sequences + other.sequences, capacity_blocks):
-                batch.untouched = None
+                batch.resting = None
                 batch.sequences += other.sequences
                 batch.waiting += other.waiting
                 self._remove(other)
@@ -186,7 +185,7 @@ class WorkList:
     def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:
         """Its prompt is to be run again, which `was_all` to be run in the step that has failed."""
         batch = next(b for b in self.batches if sequence in b.sequences)
-        batch.untouched = None
+        batch.resting = None
         batch.waiting += was_all
         batch.chunked = False
         self._is_stale = True
@@ -208,7 +207,7 @@ class WorkList:
     def begin_beside(self, batch: Batch, sequences: tuple[Sequence, ...]) -> None:
         """A run of the batch begins on the second lane."""
         assert not self.beside
-        self.beside, batch.untouched = sequences, None
+        self.beside, batch.resting = sequences, None
         for sequence in sequences:
             sequence.beside = True
             batch.beside += 1
@@ -221,7 +220,7 @@ class WorkList:
         for sequence in ended:
             if not sequence.dropped:
                 batch = next(b for b in self.batches if sequence in b.sequences)
-                batch.untouched = None
+                batch.resting = None
                 batch.beside -= 1
                 batch.waiting += sequence.lacks > 0
                 self._is_stale |= sequence.lacks > 0  # the turns of now were planned without what is left of it
@@ -243,7 +242,7 @@ class WorkList:
             self.turn = None
             return None
         planned, batch = self._planned(now_ns, view)
-        batch.untouched = None
+        batch.resting = None
         self.turn = RunningTurn(
             batch,
             planned.quota_ns,
