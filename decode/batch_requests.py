@@ -17,6 +17,7 @@ class BatchRequests:
     turn after turn for them would bring its other sequences on instead."""
 
     __slots__ = (
+        "blocks_ahead",
         "context_tokens",
         "decoding",
         "following",
@@ -64,6 +65,7 @@ class BatchRequests:
             for deadlines, deadline in deferred:
                 deadlines.append(deadline)
         self.slo = slo
+        self.blocks_ahead: int | None = None  # nobody has asked yet
         self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
         self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
         self.following, self.stream_ns = following, stream_ns

@@ -48,6 +48,14 @@ class Batch:
         self.sequences.append(sequence)
         self.waiting += sequence.lacks > 0
 
+    def blocks_ahead(self) -> int:
+        """The blocks that it needs, with room to grow. Who joins asks every batch of the model."""
+        if self.resting is None:
+            return _blocks_ahead(self.sequences)
+        if self.resting.blocks_ahead is None:
+            self.resting.blocks_ahead = _blocks_ahead(self.sequences)
+        return self.resting.blocks_ahead
+
     def next_waiting(self) -> Sequence:
         """The sequence that is prefilled next."""
         return min([s for s in self.sequences if s.lacks and not s.beside], key=_RANK)
@@ -143,7 +151,7 @@ class WorkList:
         self._has_arrivals = True
         model = sequence.job.model
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
-            if batch.model == model and self._fit([*batch.sequences, sequence], capacity_blocks):
+            if batch.model == model and self._fit(batch, [sequence], capacity_blocks):
                 batch.add(sequence)
                 return
         self._next_batch += 1
@@ -161,17 +169,17 @@ class WorkList:
         if not batch.sequences:
             self._remove(batch)
 
-    def _fit(self, sequences: list[Sequence], capacity_blocks: int) -> bool:
-        """Whether they can be one batch, with room to grow."""
-        if len(sequences) > self.rules.max_batch:
+    def _fit(self, batch: Batch, more: list[Sequence], capacity_blocks: int) -> bool:
+        """Whether they can be one batch with these, with room to grow."""
+        if len(batch.sequences) + len(more) > self.rules.max_batch:
             return False
-        return sum([s.blocks_ahead(LOOKAHEAD_BLOCKS) for s in sequences]) <= capacity_blocks
+        return batch.blocks_ahead() + _blocks_ahead(more) <= capacity_blocks
 
     def _take_over(self, batch: Batch, capacity_blocks: int) -> None:
         """A batch that is given the turn takes over the other ones of its model, where they fit: steps read all weights
         for each batch. Nobody has to wait longer for that."""
         for other in [b for b in self.batches if b.model == batch.model and b is not batch and not b.beside]:
-            if other is not self.paused and self._fit(batch.sequences + other.sequences, capacity_blocks):
+            if other is not self.paused and self._fit(batch, other.sequences, capacity_blocks):
                 batch.resting = None
                 batch.sequences += other.sequences
                 batch.waiting += other.waiting
@@ -372,6 +380,10 @@ class WorkList:
 
     def _reordered(self) -> None:
         self._upcoming = self._places = None
+
+
+def _blocks_ahead(sequences: list[Sequence]) -> int:
+    return sum([sequence.blocks_ahead(LOOKAHEAD_BLOCKS) for sequence in sequences])
 
 
 def _has_work(turn: Turn | RunningTurn, batch: Batch) -> bool:

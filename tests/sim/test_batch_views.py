@@ -12,7 +12,7 @@ from aegis.core.model import Slo
 from decode import batch_view
 from decode.batch_requests import BatchRequests
 from decode.core import DecodeCore
-from decode.worklist import Batch
+from decode.worklist import LOOKAHEAD_BLOCKS, Batch
 from tests.sim.seeds import run_seed
 from tests.sim.test_starvation import FLOOD, play
 
@@ -25,6 +25,8 @@ def _checked(views: batch_view.BatchViews, batch: Batch, slo: Slo, *, defers: bo
     seen = _LOOK(views, batch, slo, defers=defers)
     had = views.work.turn is not None and views.work.turn.batch is batch
     again = BatchRequests(batch.sequences, slo, defers_refused=defers, defers_arriving=defers and had)
+    if seen.blocks_ahead is not None:
+        again.blocks_ahead = sum([sequence.blocks_ahead(LOOKAHEAD_BLOCKS) for sequence in batch.sequences])
     for name in BatchRequests.__slots__:
         assert getattr(seen, name) == getattr(again, name), name
     return seen
