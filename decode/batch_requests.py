@@ -5,6 +5,7 @@ from __future__ import annotations
 from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.core.step_terms import prefill_terms
+from aegis.core.views import BatchView
 from decode.sequences import ARRIVING, DEVICE, Sequence
 
 Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted by priority
@@ -27,6 +28,8 @@ class BatchRequests:
         "squares",
         "stream_ns",
         "tokens",
+        "view",
+        "view_until_ns",
         "waiting",
     )
 
@@ -66,6 +69,8 @@ class BatchRequests:
                 deadlines.append(deadline)
         self.slo = slo
         self.blocks_ahead: int | None = None  # nobody has asked yet
+        self.view: BatchView | None = None  # that was made of it
+        self.view_until_ns = 0  # for so long it may be kept
         self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
         self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
         self.following, self.stream_ns = following, stream_ns

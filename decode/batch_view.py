@@ -13,7 +13,7 @@ from decode.answer_lengths import AnswerLengths
 from decode.batch_requests import BatchRequests
 from decode.sequences import HOST, NOWHERE, Sequence
 from decode.step_times import ChangeTimes, StepTimes
-from decode.worklist import Batch, WorkList
+from decode.worklist import PLAN_NS, Batch, WorkList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 
@@ -53,17 +53,37 @@ class BatchViews:
 
     def of(self, batch: Batch, now_ns: int) -> BatchView:
         """Only values that the rules of the policy ask for are computed. Sequences in a run on the second lane are left
-        out."""
-        rules, weights = self.work.rules, self.ledger.weights
-        model, cuts = batch.model, rules.chunk_tokens is not None
-        latency, slo = self.step_times.latency[model], self.ledger.specs[model].slo
-        change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
+        out. The view of a batch that rests is kept for as long as a plan may be: of what it says, only estimates and
+        what depends on time change meanwhile."""
+        model, weights = batch.model, self.ledger.weights
         active, there = model == self._models.active, weights.is_resident(model)
+        resident = there or weights.is_loading(model)
         had_turn_ns = self.work.had_turn_ns(batch, now_ns)
-        seen = self._seen(batch, slo, defers=rules.defers_refused and had_turn_ns is None)
+        defers = self.work.rules.defers_refused and had_turn_ns is None
+        seen = self._seen(batch, self.ledger.specs[model].slo, defers=defers)
+        kept = seen.view
+        if kept and now_ns < seen.view_until_ns and _is_as_then(kept, active, there, resident):
+            return kept
+        view = self._view(batch, seen, active, there, resident, had_turn_ns, now_ns)
+        if seen is batch.resting:
+            seen.view, seen.view_until_ns = view, now_ns + len(self.work.batches) * PLAN_NS
+        return view
+
+    def _view(
+        self,
+        batch: Batch,
+        seen: BatchRequests,
+        active: bool,
+        there: bool,
+        resident: bool,
+        had_turn_ns: int | None,
+        now_ns: int,
+    ) -> BatchView:
+        rules, model, slo = self.work.rules, batch.model, seen.slo
+        latency, cuts = self.step_times.latency[model], rules.chunk_tokens is not None
+        change_ns, switch_ns = self._change_times.ns, latency.switch_ns()
         waiting, decoding, following = seen.waiting, seen.decoding, seen.following
         step_ns = latency.decode_ns(seen.context_tokens, len(seen.requests))
-        resident = there or weights.is_loading(model)
         lead_ns = step_ns + (0 if resident else switch_ns) + (0 if active else change_ns)
         prefill_ns = latency.prefills_ns(seen.prompts, seen.tokens, seen.squares) if seen.prompts else 0
         savable_due_ns, prompt_rank_ns, prompt_ns, piece_ns = None, None, 0, 0
@@ -130,6 +150,10 @@ class _Worth(NamedTuple):
 
 
 _NONE: Final = _Worth(None, 0.0, 0)
+
+
+def _is_as_then(view: BatchView, active: bool, there: bool, resident: bool) -> bool:
+    return view.active == active and view.there == there and view.resident == resident
 
 
 def _rests(sequence: Sequence) -> bool:

@@ -248,8 +248,7 @@ class DecodeCore:
         self._work.join(sequence, self._kv.capacity(sequence.spec))
 
     def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
-        """Ends a sequence here, whatever state its KV is in. A step in flight still writes to its blocks. `keep`: the
-        next turn of a conversation may begin like it."""
+        """Whatever state its KV is in. A step in flight still writes to it. `keep`: another turn may begin like it."""
         del self._by_request[sequence.job.request]
         self._effects.append(Untrack(sequence.job.request))
         self._phases.leave(sequence)
