@@ -26,7 +26,7 @@ from aegis.models.disk_cache import Hold, use
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
 from aegis.models.text.text_model import TextModel
-from aegis.node.catalogue.adapters import adapters_of, find_base, refuse_while_adapters, weighed
+from aegis.node.catalogue.adapters import adapters_of, find_base, lost_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.image_caches import ImageCaches
@@ -273,6 +273,8 @@ class Catalogue:
             watched(self._bring(source))
 
     async def _bring(self, source: Source) -> None:
+        if source.base and (base := self._lazy.bring(ModelId(source.base))):  # both left when it could not be fetched
+            await self._bring(base)
         async for _, outcome in self.register([source], wanted=True):
             if isinstance(outcome, ModelRefused):
                 log(_logger, logging.WARNING, "model not fetched", {"model": source.model, "reason": outcome.message})
@@ -403,9 +405,15 @@ class Catalogue:
             self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
 
     def waits_again(self, model: CatalogueModel, refusal: str) -> None:
-        self._forget(model.spec.model, f"cannot be served now: {refusal}")
-        self._lazy.add(model.source, refusal)
+        name = model.spec.model
+        for adapter in adapters_of(name, self._models):  # without the base there are no steps for them to run in
+            self._wait_again(adapter, replace(adapter.source, base=name), f"its base '{name}' waits: {refusal}")
+        self._wait_again(model, model.source, refusal)
         self._notify_coming()
+
+    def _wait_again(self, model: CatalogueModel, source: Source, refusal: str) -> None:
+        self._forget(model.spec.model, f"cannot be served now: {refusal}")
+        self._lazy.add(source, refusal)
 
     def _weighed(self, spec: ModelSpec) -> ModelSpec:
         return weighed(spec, self._models[spec.base].spec if spec.base else None, self.budget)
@@ -493,20 +501,24 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
-            if spec.base is not None and spec.base not in self._models:
-                return ModelRefused(f"{source.root}: its base '{spec.base}' was removed")
+            if lost := lost_base(source, spec, self._models):
+                return lost
             refusal = misfit(self._weighed(spec), self.budget)
             if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
                 refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
-            text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
             try:
+                text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
                 await self._images.supply(spec)
             except ModelRefused as refused:
                 return refused
+            except OSError as error:  # a lazy model's may have left the cache for another's already
+                return ModelRefused(f"{source.root}: its image cannot be read: {error.strerror or error}; ask again")
             if spec.model in unwanted:
                 return was_unloaded(spec.model)
+            if lost := lost_base(source, spec, self._models):  # meanwhile
+                return lost
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             hold = None if source.lazy else Hold(Path(spec.directory))

@@ -34,6 +34,19 @@ def _said(directory: Path) -> str:
     return read_configuration(directory).base
 
 
+def lost_base(source: Source, spec: ModelSpec, models: Mapping[ModelId, CatalogueModel]) -> ModelRefused | None:
+    """Why an adapter that was made for its base cannot be run with what is there now; None if it can. Its matrices have
+    the shapes of that image's layers, and are read without asking again."""
+    if spec.base is None:
+        return None
+    base, adapter = models.get(spec.base), spec.manifest.adapter
+    if base is None:
+        return ModelRefused(f"{source.root}: its base '{spec.base}' was removed")
+    if adapter and adapter.base != base.spec.manifest.fingerprint:
+        return ModelRefused(f"{source.root}: its base '{spec.base}' became another model meanwhile; add it again")
+    return None
+
+
 def adapters_of(base: ModelId, models: Mapping[ModelId, CatalogueModel]) -> list[CatalogueModel]:
     return [model for model in models.values() if model.spec.base == base]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,11 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
+from aegis.models.text.text_model import TextModel
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
-from aegis.sim.faults.fake_models import make_spec
+from aegis.sim.faults.fake_models import make_adapter, make_spec
 from aegis.telemetry.registration import Waiting
 from aegis.transport.node_messages import Registering
 from memory.budget import Budget
@@ -99,6 +101,11 @@ class _Registrar:
     running: int = 0
     refusal: str = ""
     calls: int = 0
+    of: dict[str, ModelSpec] = field(default_factory=dict)
+    """Others, by the names of their sources."""
+
+    kept: set[str] = field(default_factory=set)
+    """Those that do not go on yet."""
 
     async def __call__(
         self,
@@ -120,9 +127,11 @@ class _Registrar:
         self.running += 1
         try:
             report(source.model, "loading the weights")
-            while not self.go_on.is_set() and source.model not in (unwanted or ()):
+            while (not self.go_on.is_set() or source.model in self.kept) and source.model not in (unwanted or ()):
                 await asyncio.sleep(0.001)
-            outcome = was_unloaded(source.model) if source.model in (unwanted or ()) else self.spec
+            outcome: ModelSpec | ModelRefused = self.of.get(source.model, self.spec)
+            if source.model in (unwanted or ()):
+                outcome = was_unloaded(source.model)
         finally:
             self.running -= 1
         yield source, outcome
@@ -413,5 +422,95 @@ def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Pat
         await adding.until(lambda: not catalogue.coming())
         assert catalogue.models()[adding.model].priority == -3
         assert not catalogue.revise(source), "of one that is served what may be changed is"
+
+    _while_adding(tmp_path, work)
+
+
+def _adapter(tmp_path: Path) -> str:
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 8}))
+    return str(directory)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_an_adapter_whose_base_became_another_model_meanwhile_is_refused(tmp_path: Path, returns: bool) -> None:
+    """Its matrices would be read as if they had the shapes of the other one's layers."""
+
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        catalogue, registrar = adding.catalogue, adding.registrar
+        registrar.go_on.set()
+        base = (await asked).spec
+        registrar.of, registrar.kept = {"a0": make_adapter(0, base)}, {"a0"}
+        coming = asyncio.create_task(catalogue.add(_adapter(tmp_path), "a0", base=base.model))
+        await adding.until(lambda: registrar.running)
+        await catalogue.remove(base.model)
+        told = "its base 'm0' was removed"
+        if returns:
+            other = msgspec.structs.replace(base.manifest, fingerprint="another")
+            registrar.spec = msgspec.structs.replace(base, manifest=other)
+            await catalogue.add(str(tmp_path / "checkpoint"), base.model)
+            told = "its base 'm0' became another model meanwhile; add it again"
+        registrar.kept.clear()
+        assert told in (await _refused(coming))[1] and "a0" not in catalogue.models()
+
+    _while_adding(tmp_path, work)
+
+
+def test_an_adapter_whose_base_is_removed_while_its_image_is_brought_is_refused(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        catalogue, registrar = adding.catalogue, adding.registrar
+        registrar.go_on.set()
+        base = (await asked).spec
+
+        async def supply(spec: ModelSpec, *, renewed: bool = False) -> None:
+            await catalogue.remove(base.model)
+
+        catalogue._images.supply = supply
+        registrar.spec = make_adapter(0, base)
+        coming = asyncio.create_task(catalogue.add(_adapter(tmp_path), "a0", base=base.model))
+        assert "its base 'm0' was removed" in (await _refused(coming))[1]
+        assert adding.states() == ([], [], 0)
+
+    _while_adding(tmp_path, work)
+
+
+def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue, registrar = adding.catalogue, adding.registrar
+        registrar.go_on.set()
+        base = registrar.spec
+        await catalogue.add(str(tmp_path / "checkpoint"), base.model, lazy=True)
+        catalogue.want(base.model)
+        await adding.until(catalogue.models)
+        registrar.spec = make_adapter(0, base)
+        await catalogue.add(_adapter(tmp_path), "a0", base=base.model)
+        registrar.refusal = "the hub is away"
+        catalogue.damaged(base.model, "it cannot be opened", wanted=True)
+        await adding.until(lambda: not catalogue.models())
+        assert catalogue.least_pages() == 1 and set(catalogue.coming()) == {"m0", "a0"}
+        assert catalogue.coming()["a0"].refusal == "its base 'm0' waits: the hub is away"
+        drops = [told.model for told in adding.node.told if isinstance(told, DropModel)]
+        assert drops[-2:] == ["a0", "m0"], "adapters are let go of before what they are run in"
+        registrar.refusal, registrar.spec = "", base
+        registrar.of = {"a0": make_adapter(0, base)}
+        catalogue.want(ModelId("a0"))
+        await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
+
+    _while_adding(tmp_path, work)
+
+
+def test_an_image_that_left_before_its_model_was_served_refuses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(directory: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        monkeypatch.setattr(TextModel, "load_to_decode", left)
+        adding.registrar.go_on.set()
+        assert "its image cannot be read: No such file or directory" in (await _refused(asked))[1]
 
     _while_adding(tmp_path, work)
