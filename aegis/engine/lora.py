@@ -36,8 +36,9 @@ class _Adapting(threading.local):
     segments: Segments = ()
     of_rows: OfRows | None = None
     """The same for each token, if there are few."""
-    shares: dict[tuple[ModelId, ...], torch.Tensor]
-    """By the adapters of a layer: `[tokens, sum of ranks]`, the scale of an adapter where a token is its own."""
+    shares: dict[tuple[ModelId, ...], tuple[torch.Tensor, torch.Tensor]]
+    """By the adapters of a layer: `[tokens, sum of ranks]`, the scale of an adapter where a token is its own; and where
+    it is not."""
 
 
 _adapting = _Adapting()
@@ -161,16 +162,17 @@ def _forward(
 
 
 def _add_together(found: Sequence[tuple[ModelId, Where, LowRank]], tokens: torch.Tensor, made: torch.Tensor) -> None:
-    """All adapters in two products. Every token is multiplied by each `down`, and what is not its own becomes zero: for
-    few tokens that costs less than two products for each adapter."""
+    """All adapters in two products. Every token is multiplied by each `down`, and what is not its own becomes zero,
+    whatever it was: it may be no number. For few tokens that costs less than two products for each adapter."""
     inner = torch.mm(tokens, torch.cat([change.down for _, _, change in found]).t())
     key = tuple([adapter for adapter, _, _ in found])
-    share = _adapting.shares.get(key)
-    if share is None:
-        share = _adapting.shares[key] = torch.zeros_like(inner)
+    if key not in _adapting.shares:
+        share = torch.zeros_like(inner)
         start = 0
         for _, where, change in found:
             stop = start + len(change.down)
             share[where, start:stop] = change.scale
             start = stop
-    made.addmm_(inner.mul_(share), torch.cat([change.up for _, _, change in found]))
+        _adapting.shares[key] = share, share == 0
+    share, others = _adapting.shares[key]
+    made.addmm_(inner.mul_(share).masked_fill_(others, 0.0), torch.cat([change.up for _, _, change in found]))

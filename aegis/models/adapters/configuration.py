@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from aegis.models.checkpoint import read_small_json
 
 CONFIGURATION = "adapter_config.json"
 RANK_MAX = 512
+ALPHA_MAX = 1 << 20
 
 _NEUTRAL: Mapping[str, tuple[object, str]] = {
     "use_dora": (False, "it is a DoRA adapter, which scales the weights of its base anew"),
@@ -77,8 +78,8 @@ def _rank(tree: dict[str, Any]) -> int:
 
 def _scale(tree: dict[str, Any], rank: int) -> float:
     alpha = tree.get("lora_alpha")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not isfinite(alpha):
-        raise ModelRefused(f"{CONFIGURATION}: lora_alpha is {alpha!r}; expected a number")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= ALPHA_MAX:
+        raise ModelRefused(f"{CONFIGURATION}: lora_alpha is {alpha!r:.40}; expected a number up to {ALPHA_MAX}")
     return alpha / (sqrt(rank) if tree.get("use_rslora") else rank)
 
 

@@ -167,7 +167,12 @@ def _paired(tensors: Mapping[str, torch.Tensor], dtype: str) -> Pairs:
         assert found
         if not tensor.isfinite().all():
             raise ModelRefused(f"{WEIGHTS}: {name} has values that are no numbers")
-        pairs.setdefault(found["path"], {})[found["part"]] = tensor.to(dtype_named(dtype))
+        made, pair = tensor.to(dtype_named(dtype)), pairs.setdefault(found["path"], {})
+        if not made.isfinite().all():
+            raise ModelRefused(f"{WEIGHTS}: {name} has values that are too large for {dtype}, in which its base runs")
+        if found["part"] in pair:
+            raise ModelRefused(f"{WEIGHTS}: of {found['path']} there are two of {found['part']}")
+        pair[found["part"]] = made
     if not pairs:
         raise ModelRefused(f"{WEIGHTS}: it holds no tensors")
     if lone := [path for path, pair in pairs.items() if len(pair) < 2]:

@@ -76,6 +76,21 @@ def test_sixteen_share_a_step_and_have_what_each_has_alone(tmp_path: Path) -> No
         assert far(alone[number], together[number]) < 1e-5
 
 
+def test_an_adapter_whose_values_overflow_spoils_no_row_but_its_own(tmp_path: Path) -> None:
+    """Of a width that compiled code does not take: all rows are multiplied by all adapters there."""
+    running = Running(tmp_path, count=2, sizes={"hidden_size": 72, "intermediate_size": 100})
+    names = [spec.model for spec in running.specs]
+    alone = running.run([names[0]], 4)
+    tensors = adapters.tensors_of(running.paths[1])
+    loud = {name: tensor.sign() * 3e38 if "lora_A" in name else tensor for name, tensor in tensors.items()}
+    running.engine.detach(names[1])
+    adapters.replace_tensors(running.paths[1], loud)
+    running.attach(running.adapter(running.paths[1]))
+    together = running.run(names, 4)
+    assert far(together[0], alone[0]) < 1e-5
+    assert not together[1][0].isfinite().all()
+
+
 def test_an_adapter_that_left_does_nothing(tmp_path: Path) -> None:
     running = Running(tmp_path)
     before = running.run([None], 3)

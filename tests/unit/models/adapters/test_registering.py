@@ -121,6 +121,7 @@ BAD: dict[str, tuple[Edit, str]] = {
     "a rank that is too large": (configured(r=1 << 40), "expected 1 to 512"),
     "no scale": (configured(lora_alpha="x"), "lora_alpha is 'x'"),
     "an infinite scale": (configured(lora_alpha=float("inf")), "lora_alpha is inf"),
+    "a scale beyond all floats": (configured(lora_alpha=10**400), "lora_alpha is 1000.*; expected a number up to"),
     "another rank": (configured(r=8), "with rank 8 its base needs"),
     "unknown layers": (
         renamed("q_proj", "query"),
@@ -133,6 +134,10 @@ BAD: dict[str, tuple[Edit, str]] = {
     "its own embeddings": (renamed("self_attn.q_proj.lora_A", "embed_tokens"), "is no part of a LoRA pair"),
     "dora's magnitudes": (renamed("lora_B.weight", "lora_magnitude_vector"), "is no part of a LoRA pair"),
     "another base's shape": (changed("q_proj.lora_A", lambda a: a[:, :-1]), "it belongs to another base"),
+    "two of one": (
+        renamed("layers.1.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.q_proj.lora_A.default.weight"),
+        "there are two of A",
+    ),
     "half a pair": (without("layers.1.self_attn.v_proj.lora_B"), "there is one of A and B only"),
     "no tensors": (without(""), "it holds no tensors"),
     "no numbers": (changed("q_proj.lora_B", lambda b: b * float("nan")), "has values that are no numbers"),
@@ -155,6 +160,16 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
     assert str(path) in refusal.value.message and "\n" not in refusal.value.message
     images = tmp_path / "cache" / "images"
     assert not images.exists() or not [entry for entry in images.iterdir() if entry.is_dir()]
+
+
+def test_values_that_the_type_of_the_base_cannot_hold_are_refused(tmp_path: Path) -> None:
+    source = Source(ModelId("base"), path=str(checkpoints.write(tmp_path / "base", "llama")))
+    base = register(source, dtype="float16", cache_dir=tmp_path / "cache")
+    assert base
+    path = adapters.write(tmp_path / "a", Path(base.root))
+    changed("q_proj.lora_B", lambda b: b * 1e6)(path)
+    with pytest.raises(ModelRefused, match="values that are too large for float16, in which its base runs"):
+        registered(path, base)
 
 
 @pytest.mark.parametrize(
