@@ -135,7 +135,7 @@ def _qwen3_moe(keys: Keys) -> Settings:
 
 
 def _phi3(keys: Keys) -> Settings:
-    head_dim = keys.count("embedding_length") // keys.count("attention.head_count")
+    head_dim = head_size(keys, rotates_part=True)
     part = keys.count("rope.dimension_count", head_dim)
     found: Settings = {"rope_parameters": _longrope(keys) | {"partial_rotary_factor": part / head_dim}}
     if "original_max_position_embeddings" in found["rope_parameters"]:
@@ -233,7 +233,10 @@ def config_of(keys: Keys) -> Settings:
 
 
 def _refuse_impossible(config: Settings, keys: Keys) -> None:
-    """Raises ModelRefused for sizes that no tensor has, before memory is taken for them."""
+    """Raises ModelRefused for sizes that no tensor has, and more layers than tensors, before memory is taken for them."""
+    layers, tensors = config["num_hidden_layers"], len(keys.file.tensors)
+    if layers > tensors:
+        raise ModelRefused(f"{keys.named('block_count')} is {layers}, and there are {tensors} tensors in all")
     largest = max(max(place.shape) for place in keys.file.tensors.values())
     sizes = {
         "embedding_length": config["hidden_size"],

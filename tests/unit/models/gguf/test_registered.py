@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +246,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"general.architecture": "rwkv7"}, "GGUF files of architecture 'rwkv7' are not read; those of ll"),
     "part": ({"split.count": 3}, "it is one of 3 parts: make one file of them with `llama-gguf-split --merge`"),
     "adapter": ({"general.type": "adapter"}, "it is no model, but of type 'adapter'"),
-    "more layers": ({"llama.block_count": 10**6}, "num_hidden_layers is 1000000, and there are 21 tensors"),
+    "more layers": ({"llama.block_count": 10**6}, "llama.block_count is 1000000, and there are 21 tensors"),
     "one layer more": ({"llama.block_count": 3}, r"the weights lack model.layers.2.\S+, and 8 more"),
     "one layer less": ({"llama.block_count": 1}, r"the model has no place for model.layers.1.\S+, and 8 more"),
     "no layers": ({"llama.block_count": 0}, "llama.block_count should be one whole number from 1 on"),
@@ -285,6 +286,30 @@ def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
         registered(tmp_path / "m.gguf")
     assert caught.value.message.startswith(f"{tmp_path / 'm.gguf'}: ") and "\n" not in caught.value.message
     assert [entry for entry in tmp_path.glob("cache/images/*") if entry.suffix != ".lock"] == []
+
+
+def test_more_layers_than_tensors_take_no_memory_in_any_architecture(tmp_path: Path) -> None:
+    """A list of what each of them is would be made of gemma3's."""
+    for model_type in ("gemma3_text", "gemma2", "phi3", "qwen3"):
+        named = {"gemma3_text": "gemma3"}.get(model_type, model_type)
+        file = tmp_path / f"{model_type}.gguf"
+        gguf_files.write(file, model_type, "F16", metadata={f"{named}.block_count": 20_000_000})
+        tracemalloc.start()
+        try:
+            with pytest.raises(ModelRefused, match=f"{named}.block_count is 20000000, and there are .. tensors"):
+                registered(file)
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_more_heads_than_values_are_refused(tmp_path: Path) -> None:
+    sizes = {"head_count": 100, "head_count_kv": 100, "key_length": 1, "value_length": 1}
+    metadata = {f"phi3.attention.{key}": size for key, size in sizes.items()} | {"phi3.rope.dimension_count": 2}
+    gguf_files.write(tmp_path / "m.gguf", "phi3", "F16", metadata=metadata)
+    with pytest.raises(ModelRefused) as caught:
+        registered(tmp_path / "m.gguf")
+    assert "division" not in caught.value.message
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
