@@ -35,7 +35,8 @@ class Asked:
 class CheckpointServer:
     """`wrong` files come with a byte changed, `cut` ones break off after so many bytes, as often as they are told;
     `away` answers 503 to all. Without `ranges` files come as a whole only, without `lengths` nobody knows how much of
-    them is to come. `bytes_per_s` is how fast each comes."""
+    them is to come. `bytes_per_s` is how fast each comes. Parts are `shifted` by so many bytes from what was asked
+    for."""
 
     root: Path
     port: int = 0
@@ -45,6 +46,7 @@ class CheckpointServer:
     lengths: bool = True
     away: bool = False
     bytes_per_s: float = float("inf")
+    shifted: int = 0
     wrong: set[str] = field(default_factory=set)
     cut: dict[str, list[int]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -111,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers, code, begin, end = {"Accept-Ranges": "bytes"} | etag, 200, 0, len(content)
         current = self.headers.get("If-Range") in (None, etag.get("ETag"))
         if wanted and self.told.ranges and current:
-            begin, end = int(wanted[1]), min(int(wanted[2] or len(content)) + 1, len(content))
+            begin, end = int(wanted[1]) + self.told.shifted, min(int(wanted[2] or len(content)) + 1, len(content))
             if begin >= len(content):
                 self._send(416, b"")
                 return

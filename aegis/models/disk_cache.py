@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,22 +179,35 @@ def _only_one(file: Path) -> Iterator[bool]:
 
 
 def _large_files(checkpoint: Path) -> list[Path]:
-    files, partial = checkpoint / "files", checkpoint / "partial"
-    weights = [path for path in files.rglob("*") if path.suffix in _WEIGHTS]
-    return [*weights, *(path for path in partial.rglob("*") if path.is_file())]
+    weights = [path for path in _within(checkpoint / "files") if path.suffix in _WEIGHTS]
+    return [*weights, *_within(checkpoint / "partial")]
+
+
+def _within(directory: Path) -> list[Path]:
+    """All files; what leaves meanwhile is passed over."""
+    return [Path(place, name) for place, _, names in os.walk(directory) for name in names]
 
 
 def _bytes_of(entry: Path) -> int:
-    files = _large_files(entry) if entry.parent.name == "checkpoints" else entry.iterdir()
-    return sum(file.stat().st_size for file in files if file.is_file())
+    files = _large_files(entry) if entry.parent.name == "checkpoints" else _within(entry)
+    return sum(map(_nbytes, files))
+
+
+def _nbytes(file: Path) -> int:
+    """Another process may rename or remove it now."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _used_ns(entry: Path) -> int:
     """When it was used last, or made."""
-    try:
-        return max(_held_file(entry).stat().st_mtime_ns, 0)
-    except OSError:
-        return entry.stat().st_mtime_ns
+    for file in (_held_file(entry), entry):
+        with contextlib.suppress(OSError):
+            return max(file.stat().st_mtime_ns, 0)
+    return 0
 
 
 def _held_file(entry: Path) -> Path:

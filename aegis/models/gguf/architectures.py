@@ -233,7 +233,8 @@ def config_of(keys: Keys) -> Settings:
 
 
 def _refuse_impossible(config: Settings, keys: Keys) -> None:
-    """Raises ModelRefused for sizes that no tensor has, and more layers than tensors, before memory is taken for them."""
+    """Raises ModelRefused for sizes that no tensor has, and for more layers than tensors, before memory is taken for
+    them."""
     layers, tensors = config["num_hidden_layers"], len(keys.file.tensors)
     if layers > tensors:
         raise ModelRefused(f"{keys.named('block_count')} is {layers}, and there are {tensors} tensors in all")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
@@ -34,13 +35,14 @@ from aegis.models.remote.fetch_core import (
     Wake,
     WantedFile,
 )
-from aegis.models.remote.http import BUSY, host_of, why
+from aegis.models.remote.http import BUSY, begins_at, host_of, other_part, why
 from aegis.models.remote.listing import RemoteFile, small_bytes_max
 from aegis.models.remote.stored import Stored, digest_of
 
 _REPORT_NS = 250_000_000
 _NS_PER_S = 1_000_000_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 _UNSATISFIABLE = 416
 _CHANGED = 412
 
@@ -145,6 +147,8 @@ class Download:
             self._events.put_nowait(Hopeless(refusal.message))
         except OSError as error:
             self._events.put_nowait(Hopeless(self._not_written(error)))
+        except Exception as error:  # noqa: BLE001 - of a library of the source: without a word from here the fetch waits
+            self._events.put_nowait(Hopeless(f"{file.name}: {type(error).__name__} while it was fetched: {why(error)}"))
 
     async def _receive(self, file: RemoteFile, start: int, url: str, headers: dict[str, str]) -> None:
         first = (file.offset or 0) + start
@@ -157,7 +161,7 @@ class Download:
             code = response.status_code
             if code in BUSY:
                 wait_s = response.headers.get("retry-after", "")
-                wait_ns = int(wait_s) * _NS_PER_S if wait_s.isascii() and wait_s.isdigit() else 0
+                wait_ns = int(wait_s) * _NS_PER_S if _NUMBER.fullmatch(wait_s) else 0
                 self._events.put_nowait(Lost(file.name, f"{host_of(url)} answers {code}", wait_ns))
                 return
             if code == _UNSATISFIABLE and start:
@@ -171,6 +175,8 @@ class Download:
                 raise ModelRefused(f"{host_of(url)} sends no parts of files, which a tar needs; unpack it there")
             if response.headers.get("content-encoding", "identity") != "identity":
                 raise ModelRefused(f"{file.name}: {host_of(url)} sends it compressed, so its bytes are not its own")
+            if code == httpx.codes.PARTIAL_CONTENT and begins_at(response, first) != first:
+                raise other_part(url)
             begins = start if code == httpx.codes.PARTIAL_CONTENT else 0
             await self._write(file, begins, _size_of(file, response, begins), response)
         await self._written(Ended(file.name))
@@ -204,7 +210,7 @@ def _size_of(file: RemoteFile, response: httpx.Response, begins: int) -> int | N
     if file.offset is not None:
         return file.size_bytes
     _, _, whole = response.headers.get("content-range", "").rpartition("/")
-    if response.status_code == httpx.codes.PARTIAL_CONTENT and whole.isascii() and whole.isdigit():
+    if response.status_code == httpx.codes.PARTIAL_CONTENT and _NUMBER.fullmatch(whole):
         return int(whole)
     length = response.headers.get("content-length", "")
     with contextlib.suppress(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ LIST_BYTES_MAX = 64 << 20
 _TRIES = 4
 _FIRST_WAIT_S = 0.5
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
+_PACKED = ("", "identity", "gzip", "deflate")
+"""A piece that has come becomes at most a thousand times as many bytes by these; by others, or several, a million."""
+
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """What is answered so may be answered otherwise later."""
 
@@ -47,6 +51,10 @@ async def read(
     """The whole answer, which is a list or a small file. Raises Gone, and Away after some tries."""
 
     async def whole(response: httpx.Response) -> httpx.Response:
+        if (packed := response.headers.get("content-encoding", "")).lower() not in _PACKED:
+            raise ModelRefused(
+                f"{host_of(url)} answers a list that is compressed by {packed[:40]!r}, which is not read"
+            )
         body = bytearray()
         async for chunk in response.aiter_bytes():
             body += chunk
@@ -63,7 +71,10 @@ async def read_part(client: httpx.AsyncClient, url: str, headers: Mapping[str, s
     Raises Gone, and Away after some tries."""
 
     async def part(response: httpx.Response) -> bytes:
-        at = start if response.status_code == httpx.codes.PARTIAL_CONTENT else 0
+        is_part = response.status_code == httpx.codes.PARTIAL_CONTENT
+        if is_part and begins_at(response, start) != start:
+            raise other_part(url)
+        at = start if is_part else 0
         if start - at > LIST_BYTES_MAX:
             raise ModelRefused(f"{host_of(url)} sends no parts of files, and what is needed first comes too late")
         body = bytearray()
@@ -104,6 +115,21 @@ async def _asked(
         except httpx.InvalidURL:
             raise ModelRefused("its address is not one that can be asked") from None
     raise Away(f"{host_of(url)} {reason}, {_TRIES} times in a row; try again later")
+
+
+def text_of(response: httpx.Response) -> str:
+    """As UTF-8, whatever the server calls it: names that a URL can hold are the same in all that it may be."""
+    return response.content.decode("utf-8", "replace")
+
+
+def begins_at(response: httpx.Response, asked: int) -> int:
+    """The byte of the file with which a part begins; where the server does not say, that which was `asked` for."""
+    found = re.match(r"bytes (\d{1,18})-", response.headers.get("content-range", ""), re.ASCII)
+    return int(found[1]) if found else asked
+
+
+def other_part(url: str) -> ModelRefused:
+    return ModelRefused(f"{host_of(url)} sends another part of a file than it is asked for; see to it")
 
 
 def as_json(response: httpx.Response, what: str) -> Any:

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import io
+import struct
 import tarfile
 from typing import IO, cast
 
 import httpx
 
 from aegis.core.errors import ModelRefused
+from aegis.models.failures import LIBRARY_ERRORS
 from aegis.models.remote.address import WebAddress
-from aegis.models.remote.http import BUSY, Away, host_of, why
+from aegis.models.remote.http import BUSY, Away, begins_at, host_of, other_part, why
 from aegis.models.remote.listing import CONFIG, FILES_MAX, SUMS, Listing, RemoteFile, read_sums, refuse_climbing
 
 _BLOCK_BYTES = 1 << 16
 _SUMS_BYTES_MAX = 1 << 20
+_HEADER_BYTES_MAX = _SUMS_BYTES_MAX + tarfile.RECORDSIZE
+_BLOCKS_MAX = 4 * FILES_MAX
+"""Of headers, two of which may belong to a file, each at the end of a block."""
 
 
 class Tar:
@@ -39,10 +44,10 @@ class Tar:
                 with tarfile.open(fileobj=cast(IO[bytes], remote), mode="r:") as tar:
                     found = [self._file(member, remote.tag) for member in _regular(tar)]
                     sums = _sums(tar)
-        except tarfile.TarError as error:
-            raise ModelRefused(f"it is not a tar that can be read ({why(error)})") from None
         except httpx.HTTPError as error:
             raise Away(f"{host_of(self._url)} cannot be reached ({why(error)}); try again later") from None
+        except (tarfile.TarError, struct.error, RecursionError, *LIBRARY_ERRORS) as error:
+            raise ModelRefused(f"it is not a tar that can be read ({why(error)})") from None
         return [_summed(file, sums.get(file.name)) for file in _within(found)]
 
     def _file(self, member: tarfile.TarInfo, tag: str | None) -> RemoteFile:
@@ -56,10 +61,12 @@ class Tar:
 def _regular(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
     """Links and devices lead elsewhere, and are not looked at."""
     members: list[tarfile.TarInfo] = []
-    for member in tar:
+    for count, member in enumerate(tar):
         if member.isreg() and not member.issparse():
             members.append(member)
-        if len(members) > FILES_MAX:
+        if member.size < 0:  # behind which the same headers would come again
+            raise ModelRefused("it is not a tar that can be read (a file in it has a negative size)")
+        if count >= FILES_MAX:
             raise ModelRefused(f"it has more than {FILES_MAX} files")
     refuse_climbing(member.name for member in members)
     return members
@@ -96,6 +103,7 @@ class _RangeReader(io.RawIOBase):
         self._url = url
         self._at = 0
         self._block, self._block_at = b"", 0
+        self._blocks = 0
         self.tag: str | None = None
 
     def readable(self) -> bool:
@@ -114,6 +122,8 @@ class _RangeReader(io.RawIOBase):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
+        if size > _HEADER_BYTES_MAX:
+            raise ModelRefused(f"a header of the tar has {size} bytes, at most {_HEADER_BYTES_MAX} are read")
         parts = []
         while size > 0:
             begin = self._at - self._block_at
@@ -130,6 +140,9 @@ class _RangeReader(io.RawIOBase):
 
     def _fetch(self) -> None:
         """The block at which it is; empty at the end. Raises ModelRefused."""
+        self._blocks += 1
+        if self._blocks > _BLOCKS_MAX or self._at < 0:
+            raise ModelRefused("the headers of the tar have no end, or lead out of it")
         last = self._at + _BLOCK_BYTES - 1
         with self._client.stream("GET", self._url, headers={"Range": f"bytes={self._at}-{last}"}) as answer:
             if answer.status_code == 416:
@@ -143,5 +156,17 @@ class _RangeReader(io.RawIOBase):
                 raise ModelRefused(
                     f"{host_of(self._url)} answers {answer.status_code} to GET {httpx.URL(self._url).path}"
                 )
+            if begins_at(answer, self._at) != self._at:
+                raise other_part(self._url)
             self.tag = answer.headers.get("etag") or answer.headers.get("last-modified")
-            self._block, self._block_at = answer.read(), self._at
+            self._block, self._block_at = _first_of(answer), self._at
+
+
+def _first_of(answer: httpx.Response) -> bytes:
+    """A block of what comes, of which there may be any more."""
+    block = bytearray()
+    for chunk in answer.iter_raw():
+        block += chunk
+        if len(block) >= _BLOCK_BYTES:
+            break
+    return bytes(block[:_BLOCK_BYTES])

@@ -13,7 +13,7 @@ import httpx
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import WebAddress
-from aegis.models.remote.http import Gone, as_json, read
+from aegis.models.remote.http import Gone, as_json, read, text_of
 from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums, refuse_climbing
 
 _HEADS_AT_ONCE = 8
@@ -31,13 +31,13 @@ class Folder:
         """Raises ModelRefused."""
         answer = await read(client, self._index)
         is_page = "html" in answer.headers.get("content-type", "")
-        entries = _links(answer.text, self._index) if is_page else _entries(as_json(answer, "the folder's index"))
+        entries = _links(text_of(answer), self._index) if is_page else _entries(as_json(answer, "the folder's index"))
         if len(entries) > FILES_MAX:
             raise ModelRefused(f"it has more than {FILES_MAX} files")
         refuse_climbing(entry.name for entry in entries)
         found = [_placed(entry, urljoin(self._index, quote(entry.name))) for entry in entries]
         if any(file.name == SUMS for file in found):
-            sums = read_sums((await read(client, urljoin(self._index, SUMS))).text)
+            sums = read_sums(text_of(await read(client, urljoin(self._index, SUMS))))
             found = [_summed(file, sums.get(file.name)) for file in found]
         needed = {file.name for file in beside_weights(Listing(tuple(found)))}
         gate = asyncio.Semaphore(_HEADS_AT_ONCE)
@@ -62,7 +62,7 @@ class File:
         """Raises ModelRefused."""
         sums: dict[str, str] = {}
         with suppress(Gone):
-            sums = read_sums((await read(client, urljoin(self._url, SUMS))).text)
+            sums = read_sums(text_of(await read(client, urljoin(self._url, SUMS))))
         file = RemoteFile(self._name, self._url, None, sums.get(self._name))
         return Listing((await _headed(client, file, asyncio.Semaphore()),))
 

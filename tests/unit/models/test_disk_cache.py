@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,19 @@ def test_what_is_promised_is_nobody_else_s_until_it_is_written_or_its_process_en
         process.kill()
     make_room(cache, 4 * MIB)
     assert not list((tmp_path / "promises").iterdir())
+
+
+def test_what_leaves_while_it_is_counted_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process removes what it makes anew, and renames what has come whole."""
+    image(tmp_path, "a", 1)
+    fetched, found = checkpoint(tmp_path, "c", 2), Path.stat
+
+    def leaving(path: Path, **options: bool) -> os.stat_result:
+        result = found(path, **options)
+        if path.name == "model.safetensors":
+            shutil.rmtree(fetched)
+        return result
+
+    monkeypatch.setattr(Path, "stat", leaving)
+    make_room(DiskCache(tmp_path, 4 * MIB), MIB)
+    assert there(tmp_path) == {"a"}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote import http
-from aegis.models.remote.http import Away, Gone, as_json, read
+from aegis.models.remote.http import Away, Gone, as_json, read, text_of
 
 URL = "http://host/folder/"
 
@@ -49,6 +49,27 @@ def test_a_list_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "LIST_BYTES_MAX", 1 << 20)
     with pytest.raises(ModelRefused, match="answers a list with more than 1 MiB"):
         answered(lambda request: httpx.Response(200, content=bytes((1 << 20) + 1)))
+
+
+@pytest.mark.parametrize("packed", ["zstd", "br", "gzip, gzip"])
+def test_a_list_that_a_few_bytes_make_endless_is_refused(packed: str) -> None:
+    body = gzip.compress(gzip.compress(b"[1]"))
+    with pytest.raises(ModelRefused, match=f"host answers a list that is compressed by '{packed}', which is not read"):
+        answered(lambda request: httpx.Response(200, headers={"Content-Encoding": packed}, stream=_Bytes(body)))
+
+
+class _Bytes(httpx.AsyncByteStream):
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+
+
+def test_a_page_is_read_whatever_it_is_called() -> None:
+    headers = {"Content-Type": "text/html; charset=zlib_codec"}
+    found = answered(lambda request: httpx.Response(200, headers=headers, content="<a href='é'>".encode()))
+    assert text_of(found) == "<a href='é'>"
 
 
 def test_what_is_no_json_is_refused() -> None:

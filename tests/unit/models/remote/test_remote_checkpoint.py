@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import resource
@@ -11,11 +12,15 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.checkpoint import RemoteCheckpoint
+from aegis.models.remote.download import Download
+from aegis.models.remote.listing import FILES_MAX, RemoteFile
 from aegis.models.remote.stored import Stored
+from aegis.models.remote.tar import _RangeReader
 from tests.checkpoint_server import CheckpointServer, serving
 from tests.unit.models.remote.tiny import FILES, SHARDED, write_files
 
@@ -189,6 +194,84 @@ def test_a_tar_that_climbs_out_is_refused_and_links_are_not_followed(remote: Rem
         tar.add(web.root / "org" / "tiny" / "config.json", "../config.json")
     with pytest.raises(ModelRefused, match="is no file in its directory"):
         remote(f"{web.url}/bad.tar").look()
+
+
+def _back(tar: tarfile.TarFile) -> None:
+    """A file of a kind of its own, behind which its header comes again."""
+    tar.addfile(tarfile.TarInfo("first"))
+    back = tarfile.TarInfo("back")
+    back.type, back.size = b"Z", -512
+    tar.addfile(back)
+
+
+def _long_name(tar: tarfile.TarFile) -> None:
+    tar.addfile(tarfile.TarInfo("n" * (3 << 20)))
+
+
+def _links(tar: tarfile.TarFile) -> None:
+    link = tarfile.TarInfo("link")
+    link.type = tarfile.SYMTYPE
+    for _ in range(FILES_MAX + 1):
+        tar.addfile(link)
+
+
+@pytest.mark.parametrize(
+    ("add", "reason"),
+    [
+        (_back, "a file in it has a negative size"),
+        (_long_name, "a header of the tar has 31[0-9]{5} bytes, at most"),
+        (_links, f"it has more than {FILES_MAX} files"),
+    ],
+)
+def test_a_tar_whose_headers_are_long_or_many_or_lead_back_is_refused(
+    remote: Remote, web: CheckpointServer, add: Callable[[tarfile.TarFile], None], reason: str
+) -> None:
+    with tarfile.open(web.root / "bad.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        add(tar)
+        tar.add(web.root / "org" / "tiny", "tiny")
+    with pytest.raises(ModelRefused, match=reason):
+        remote(f"{web.url}/bad.tar").look()
+
+
+def test_of_a_block_of_a_tar_no_more_is_read_than_was_asked_for() -> None:
+    sent = []
+
+    def endless() -> Iterator[bytes]:
+        for number in range(1 << 10):
+            sent.append(number)
+            yield bytes(1 << 15)
+
+    answers = httpx.MockTransport(lambda request: httpx.Response(206, content=endless()))
+    with httpx.Client(transport=answers) as client:
+        assert len(_RangeReader(client, "http://host/a.tar").read(512)) == 512
+    assert len(sent) < 4
+
+
+def test_a_server_that_sends_other_parts_is_refused(remote: Remote, web: CheckpointServer) -> None:
+    with tarfile.open(web.root / "tiny.tar", "w") as tar:
+        tar.add(web.root / "org" / "tiny", "tiny")
+    web.cut["model.safetensors"] = [200_000]
+    web.shifted = 1
+    with pytest.raises(ModelRefused, match="sends another part of a file than it is asked for"):
+        fetched(remote("hf://org/tiny"))
+    with pytest.raises(ModelRefused, match="sends another part of a file than it is asked for"):
+        fetched(remote(f"{web.url}/tiny.tar"))
+
+
+def test_a_library_that_fails_in_a_way_of_its_own_ends_the_fetch_with_a_line(tmp_path: Path) -> None:
+    class Expired:
+        async def locate(self, file: RemoteFile) -> tuple[str, dict[str, str]]:
+            raise LookupError("the credentials have expired")
+
+    async def main() -> None:
+        async with httpx.AsyncClient() as client, asyncio.timeout(10):
+            stored = Stored(tmp_path, "s3://bucket/a")
+            await Download(Expired(), stored, client, lambda have, of: None).run([RemoteFile("config.json", "")])
+
+    with pytest.raises(
+        ModelRefused, match=r"^config\.json: LookupError while it was fetched: the credentials have exp"
+    ):
+        asyncio.run(main())
 
 
 def test_pickled_weights_are_refused_before_anything_is_fetched(remote: Remote, web: CheckpointServer) -> None:
