@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
 )
+from transformers.integrations import peft
+from transformers.models.auto import auto_factory
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
@@ -76,7 +79,7 @@ def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None, *, 
     """
     scheme = scheme_of(checkpoint.config)
     try:
-        with without_compiler():  # a model is made first, and gets memory with its weights
+        with without_compiler(), _without_adapters():  # a model is made first, and gets memory with its weights
             auto = AutoModelForCausalLM if pooling is None else auto_class(pooling)
             if checkpoint.gguf:
                 read = _load_gguf(checkpoint, dtype, keeps=keeps)
@@ -99,6 +102,19 @@ def load(checkpoint: Checkpoint, dtype: str, pooling: Pooling | None = None, *, 
     integers = kept(model, read.integers)
     note = f"{read.came}, runs as {runs_as(model, read.layers, integers)}" if read.came else ""
     return Loaded(model.eval(), integers, read.came, note)
+
+
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """Where `peft` is installed, transformers puts an adapter that lies beside the weights into the model."""
+    known = [(place, place.is_peft_available) for place in (auto_factory, peft)]
+    for place, _ in known:
+        vars(place).update(is_peft_available=lambda: False)
+    try:
+        yield
+    finally:
+        for place, asks in known:
+            vars(place).update(is_peft_available=asks)
 
 
 def _load_dense(checkpoint: Checkpoint, model: PreTrainedModel, pooling: Pooling) -> None:

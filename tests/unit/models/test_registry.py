@@ -14,7 +14,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.models.registry import register
 from aegis.models.sources import Source
-from tests import checkpoints
+from tests import adapters, checkpoints
 
 
 @pytest.fixture
@@ -49,6 +49,19 @@ def test_the_second_time_the_image_is_found(source: Source, tmp_path: Path) -> N
     )
     assert image_of(first).stat().st_mtime_ns == written_ns
     assert said == ["finding the checkpoint", "finding the image"]
+
+
+def test_an_adapter_beside_the_weights_is_passed_over(source: Source, tmp_path: Path) -> None:
+    """transformers would put it into the model where PEFT's package is installed, as it is for tests."""
+    pytest.importorskip("peft")
+    alone = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    assert alone and source.path
+    adapter = adapters.write(tmp_path / "adapter", Path(source.path))
+    for file in adapter.iterdir():
+        file.rename(Path(source.path) / file.name)
+    beside = register(source, dtype="auto", cache_dir=tmp_path / "cache", renew=True)
+    assert beside and beside.manifest.tensors == alone.manifest.tensors
+    assert beside.manifest.checksums == alone.manifest.checksums
 
 
 @pytest.mark.parametrize("left", [None, '{"tokenizer": {}, "token_characters_max": 3, "special": {}}'])
