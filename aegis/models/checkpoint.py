@@ -81,6 +81,7 @@ _WIDTHS = ("d_model", "ffn_dim", "head_dim", "hidden_size", "intermediate_size",
 _DIMENSIONS = (*_HEADS, *_WIDTHS)
 """Sizes that are dimensions of tensors, or divide one."""
 _COUNTS = ("max_position_embeddings", "n_layer", "n_layers", "n_positions", "num_hidden_layers", "num_layers")
+_COUNT_MAX = (1 << 31) - 1
 _ELEMENTS_A_BYTE = 4
 """At most: no scheme of quantised weights has less than 2 bits for one."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -134,6 +135,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     config = _read_json(directory / "config.json")
     if named := config.get("transformers_weights"):
         raise ModelRefused(f"config.json: transformers_weights is {named!r}; only {_SINGLE} or {_INDEX} are read")
+    _refuse_other_names(config)
     index = directory / _INDEX
     if (directory / _SINGLE).is_file():
         expected: dict[Path, set[str]] = {directory / _SINGLE: set()}
@@ -201,11 +203,19 @@ def _numbers(config: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def refuse_empty_sizes(config: dict[str, Any]) -> None:
-    """Raises ModelRefused for a size below 1, of which no model can be made. To be asked once it is known that models
-    of this kind are served: some of others have heads of size 0."""
+    """Raises ModelRefused for a size below 1, of which no model can be made, and for one that no library counts to. To
+    be asked once it is known that models of this kind are served: some of others have heads of size 0."""
     for name, value in _numbers(config):
         if value < 1 and name in (*_DIMENSIONS, *_COUNTS):
             raise ModelRefused(f"config.json: {name} is {value}; it has to be 1 at least")
+        if value > _COUNT_MAX and name in _COUNTS:
+            raise ModelRefused(f"config.json: {name} is {str(value)[:40]}; it may be {_COUNT_MAX} at most")
+
+
+def _refuse_other_names(config: dict[str, Any]) -> None:
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelRefused(f"config.json: architectures is {names!r:.60}; it has to be a list of names")
 
 
 def _refuse_larger_sizes(config: dict[str, Any], stored_bytes: int) -> None:

@@ -17,7 +17,6 @@
 enum form { ROWS, PACKED, INT8, INT4, NARROW };
 
 #define BLOCK 64
-#define GROUPS_MAX 512
 #define TILE_PAD 15 /* rows of the input that are read, and whose results are not */
 
 typedef struct {

@@ -40,6 +40,9 @@ from aegis.models.remote.listing import RemoteFile, small_bytes_max
 from aegis.models.remote.stored import Stored, digest_of
 
 _REPORT_NS = 250_000_000
+_LEAST_BYTES = 1 << 20
+"""Fewer are no progress: who waits for a report gives a source up that sends a byte now and then."""
+
 _NS_PER_S = 1_000_000_000
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
@@ -64,7 +67,7 @@ class Download:
         self._stored = stored
         self._client = client
         self._report = report
-        self._reported_ns = 0
+        self._reported_ns, self._reported_bytes = 0, 0
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._files: dict[str, RemoteFile] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -93,8 +96,9 @@ class Download:
 
     def _tell(self, core: FetchCore) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns - self._reported_ns >= _REPORT_NS:
-            self._reported_ns = now_ns
+        is_further = core.have_bytes - self._reported_bytes >= _LEAST_BYTES or not self._reported_ns
+        if is_further and now_ns - self._reported_ns >= _REPORT_NS:
+            self._reported_ns, self._reported_bytes = now_ns, core.have_bytes
             self._report(core.have_bytes, core.total_bytes)
 
     def _do(self, effect: Effect) -> None:

@@ -11,7 +11,7 @@ import httpx
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import HubAddress
 from aegis.models.remote.http import Gone, as_json, host_of, read
-from aegis.models.remote.listing import FILES_MAX, Listing, RemoteFile
+from aegis.models.remote.listing import FILES_MAX, Listing, RemoteFile, as_size
 
 _ENDPOINT = "https://huggingface.co"
 
@@ -65,13 +65,13 @@ class Hub:
 
     def _file(self, entry: dict[str, Any], commit: str) -> RemoteFile:
         """Git names a small file by its sha1, and a large one by what LFS has for it, its sha256."""
-        name, size, lfs = str(entry.get("path")), entry.get("size"), entry.get("lfs")
+        name, lfs = str(entry.get("path")), entry.get("lfs")
         digest = lfs.get("oid") if isinstance(lfs, dict) else None
         sha256 = digest.removeprefix("sha256:").lower() if isinstance(digest, str) else None
         return RemoteFile(
             name,
             f"{self._endpoint}/{quote(self._address.repository)}/resolve/{commit}/{quote(name)}",
-            size if isinstance(size, int) else None,
+            as_size(entry.get("size")),
             sha256,
             sha256 or f"git:{entry.get('oid')}",
         )

@@ -15,6 +15,7 @@ from aegis.core.errors import ModelRefused
 from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX
 
 FILES_MAX = 10_000
+SIZE_MAX = 1 << 53
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -56,6 +57,11 @@ class Listing(Struct, frozen=True):
 
     def named(self, name: str) -> RemoteFile | None:
         return next((file for file in self.files if file.name == name), None)
+
+
+def as_size(told: Any) -> int | None:
+    """What a source says of a file's bytes; None for what cannot be, as where it says nothing."""
+    return told if type(told) is int and 0 <= told < SIZE_MAX else None
 
 
 def refuse_climbing(names: Iterable[str]) -> None:

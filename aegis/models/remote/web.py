@@ -14,7 +14,16 @@ import httpx
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import WebAddress
 from aegis.models.remote.http import Gone, as_json, read, text_of
-from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums, refuse_climbing
+from aegis.models.remote.listing import (
+    FILES_MAX,
+    SUMS,
+    Listing,
+    RemoteFile,
+    as_size,
+    beside_weights,
+    read_sums,
+    refuse_climbing,
+)
 
 _HEADS_AT_ONCE = 8
 _NO_HEAD = (405, 501)
@@ -90,7 +99,7 @@ async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Sem
     etag, size = answer.headers.get("etag", ""), answer.headers.get("content-length", "")
     strong = etag if etag.startswith('"') else ""
     tag = file.sha256 or strong or answer.headers.get("last-modified")
-    size_bytes = int(size) if size.isascii() and size.isdigit() else None
+    size_bytes = as_size(int(size)) if size.isascii() and size.isdigit() else None
     if None not in (size_bytes, file.size_bytes) and size_bytes != file.size_bytes:
         raise ModelRefused(f"{file.name} has {size_bytes} bytes, its index says {file.size_bytes}")
     headers = {"If-Range": strong} if strong else {}
@@ -108,8 +117,7 @@ def _entries(index: Any) -> list[RemoteFile]:
         name = entry.get("name") if isinstance(entry, dict) else None
         if not isinstance(name, str) or not name:
             raise ModelRefused("an entry of the folder's index has no name")
-        size, sha256 = entry.get("size"), entry.get("sha256")
-        size_bytes = size if isinstance(size, int) and size >= 0 else None
+        size_bytes, sha256 = as_size(entry.get("size")), entry.get("sha256")
         if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
             raise ModelRefused(f"{name}: the folder's index has {str(sha256)[:80]!r} for its sha256")
         if entry.get("type", "file") == "file":

@@ -173,6 +173,10 @@ BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         for name in SIZES
         for value in (0, -1)
     },
+    "positions": (
+        _edited(max_position_embeddings=10**400),
+        f"config.json: max_position_embeddings is 1{'0' * 39}; it may be 2147483647 at most$",
+    ),
     "configuration": (lambda at: _edit(at, hidden_size="x"), "config.json is not of a llama: .*expected int, got str"),
     "rope": (
         lambda at: _edit(at, rope_parameters={"rope_type": "yarn"}),
@@ -203,6 +207,13 @@ def test_what_cannot_be_served_is_refused_before_weights_are_loaded(name: str, s
     assert message.isprintable() and len(message) <= len(f"{source.root}: ") + 300
     assert "loading the weights" not in said
     assert weighed == [(Path(source.root) / "model.safetensors").stat().st_size]
+
+
+@pytest.mark.parametrize("names", [5, "LlamaForCausalLM", [5], {"a": 1}])
+def test_architectures_that_are_no_names_are_refused(source: Source, tmp_path: Path, names: object) -> None:
+    _edit(Path(source.root), architectures=names)
+    with pytest.raises(ModelRefused, match=r"config.json: architectures is .*; it has to be a list of names$"):
+        register(source, dtype="auto", cache_dir=tmp_path / "cache")
 
 
 def test_a_rope_that_is_not_known_is_named(source: Source, tmp_path: Path) -> None:

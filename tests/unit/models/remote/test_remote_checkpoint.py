@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.checkpoint import RemoteCheckpoint
@@ -100,6 +102,25 @@ def test_a_fetch_that_breaks_off_goes_on_from_the_byte_that_is_there(remote: Rem
     assert [asked.start for asked in web.asked_for("model.safetensors")] == [0, 100_000, 150_000]
 
 
+def test_a_file_that_comes_slowly_is_reported_by_the_mebibyte(
+    remote: Remote, web: CheckpointServer, tmp_path: Path
+) -> None:
+    """Whoever waits gives up what is not heard of: each byte of a trickle would count as progress."""
+    told: list[str] = []
+    checkpoint = RemoteCheckpoint("hf://org/tiny", tmp_path / "cache", lambda text, within_s: told.append(text))
+    checkpoint.look()
+    told.clear()
+    web.bytes_per_s = 0.5e6
+    checkpoint.fetch()
+    assert len([text for text in told if text.startswith("fetching, ")]) == 1
+    big = save({"weight": np.zeros(1 << 20, np.float32)})
+    (web.root / "org" / "tiny" / "model.safetensors").write_bytes(big)
+    web.bytes_per_s = 4e6
+    checkpoint.look()
+    checkpoint.fetch()
+    assert len({text for text in told if text.startswith("fetching, ")}) > 2
+
+
 @pytest.mark.parametrize("source", ["hf://org/tiny", "{url}/org/tiny"])
 def test_a_registry_away_mid_file_is_one_line_and_the_next_fetch_goes_on(
     remote: Remote, web: CheckpointServer, source: str
@@ -160,6 +181,14 @@ def test_an_index_as_json_has_digests(remote: Remote, web: CheckpointServer) -> 
         index.write_text(json.dumps({"files": [*listed, {"name": climbing}]}))
         with pytest.raises(ModelRefused, match="is no file in its directory"):
             fetched(remote(f"{web.url}/org/tiny/index.json"))
+
+
+@pytest.mark.parametrize("size", [10**400, -1, True, "5"])
+def test_a_size_that_no_file_has_says_nothing(remote: Remote, web: CheckpointServer, size: object) -> None:
+    folder = web.root / "org" / "tiny"
+    names = ["config.json", "model.safetensors"]
+    (folder / "index.json").write_text(json.dumps({"files": [{"name": name, "size": size} for name in names]}))
+    assert remote(f"{web.url}/org/tiny/index.json").look().weights_bytes == len(FILES["model.safetensors"])
 
 
 def test_a_list_of_sums_in_a_folder_is_believed(remote: Remote, web: CheckpointServer) -> None:
