@@ -28,6 +28,7 @@ class Failure(StrEnum):
 
     GENERATION = "generation_failed"
     MODEL_REMOVED = "model_not_found"
+    MODEL_NOT_FETCHED = "model_not_fetched"
     SLOW_GRAMMAR = "slow_grammar"
     SLOW_GRAMMARS = "slow_grammars"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from safetensors import SafetensorError
 
 from aegis.core.errors import ModelRefused
@@ -37,6 +39,11 @@ def one_line(error: BaseException) -> str:
 def refused(root: str, reason: str) -> ModelRefused:
     """The checkpoint and why, in one line that a terminal shows as it is, whatever was found in files."""
     return ModelRefused(f"{_printable(root)}: {_printable(reason)[:_CHARACTERS_MAX]}")
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether the disk takes no more: that is not the checkpoint's doing."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -412,7 +412,7 @@ class Catalogue:
         self._notify_coming()
 
     def _wait_again(self, model: CatalogueModel, source: Source, refusal: str) -> None:
-        self._forget(model.spec.model, f"cannot be served now: {refusal}")
+        self._forget(model.spec.model, f"cannot be served now: {refusal}", returns=True)
         self._lazy.add(source, refusal)
 
     def _weighed(self, spec: ModelSpec) -> ModelSpec:
@@ -561,10 +561,10 @@ class Catalogue:
         model.state, model.detail = "failed", reason
         model.settled.set()
 
-    def _forget(self, model: ModelId, why: str = "was removed") -> None:
+    def _forget(self, model: ModelId, why: str = "was removed", *, returns: bool = False) -> None:
         left = self._models.pop(model)
         self._unloading.wanted(model)
-        self._wire.notify_proxies(ModelRemoved(model, why))
+        self._wire.notify_proxies(ModelRemoved(model, why, returns))
         if left.hold:
             left.hold.release()
         if left.state == "loading":

@@ -63,7 +63,12 @@ class Failed(Struct, frozen=True):
         return UserError(self.message, status=status, code=self.kind, kind=fault)
 
 
-_STATUS = {Failure.MODEL_REMOVED: 404, Failure.SLOW_GRAMMAR: 400, Failure.SLOW_GRAMMARS: 503}
+_STATUS = {
+    Failure.MODEL_REMOVED: 404,
+    Failure.MODEL_NOT_FETCHED: 503,
+    Failure.SLOW_GRAMMAR: 400,
+    Failure.SLOW_GRAMMARS: 503,
+}
 _OF_CLIENTS = (Failure.MODEL_REMOVED, Failure.SLOW_GRAMMAR)
 
 

@@ -76,10 +76,12 @@ class SloSet(Struct, frozen=True, tag=True):
 
 
 class ModelRemoved(Struct, frozen=True, tag=True):
-    """`why` completes the sentence that its requests end with: "model 'm' was removed"."""
+    """`why` completes the sentence that its requests end with: "model 'm' was removed". If it `returns`, the next
+    request that wants it is answered again."""
 
     model: ModelId
     why: str = "was removed"
+    returns: bool = False
 
 
 class MoveModel(Struct, frozen=True, tag=True):

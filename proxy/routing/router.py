@@ -163,8 +163,8 @@ class Router:
                 self._away.add(model)
             case SloSet(model, slo):
                 self._set_slo(model, slo)
-            case ModelRemoved(model, why):
-                self._model_removed(model, why)
+            case ModelRemoved(model, why, returns):
+                self._model_removed(model, why, Failure.MODEL_NOT_FETCHED if returns else Failure.MODEL_REMOVED)
             case ForeignLoad():
                 self._set_foreign(event)
             case MoveModel():
@@ -537,11 +537,11 @@ class Router:
             self._ttft_ns[model] = slo.ttft_ns
             self._decodes.reprice(model)
 
-    def _model_removed(self, model: ModelId, why: str) -> None:
+    def _model_removed(self, model: ModelId, why: str, failure: Failure) -> None:
         self._away.discard(model)
         for request in sorted(r for r, s in self._sessions.items() if model in (s.job.model, s.job.adapter)):
             self._stop_work(request)
-            self._end(request, Step.FAIL, message=f"model '{model}' {why}", failure=Failure.MODEL_REMOVED)
+            self._end(request, Step.FAIL, message=f"model '{model}' {why}", failure=failure)
         self._moves.forget(model)
         self._places.set(model, ())
         self._arrivals.forget(model)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from aegis.engine.lean_transformers import import_transformers
 from aegis.models.adapters.configuration import CONFIGURATION, AdapterConfiguration, read_configuration, refuse_base
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import refuse_odd_files
-from aegis.models.disk_cache import DiskCache, use
+from aegis.models.disk_cache import DiskCache, Hold, use
 from aegis.models.failures import one_line, refused
 from aegis.models.place import FETCH_S, LOCK_S, Report
 from aegis.models.sources import Source, fetch
@@ -53,26 +54,43 @@ def register_adapter(
     """The adapter to be run with `base`. Raises ModelRefused: one line that names its directory and why."""
     try:
         refuse_base(base)
-        report("finding the adapter", _STAGE_S)
-        found = fetch(source, lambda text: report(text, FETCH_S))
-        if not found.is_dir():
-            raise ModelRefused("no such directory")
-        refuse_odd_files(found)
-        configuration = read_configuration(found)
-        _refuse_without_weights(found)
-        name = _fingerprint(found, base)
-        directory = cache_dir / "images" / name
-        report("finding the image", LOCK_S)
-        with locked(directory):
-            manifest = None if renew else read_manifest(directory, name)
-            if manifest is None:
-                disk = DiskCache(cache_dir, disk_bytes)
-                with disk.room((found / WEIGHTS).stat().st_size, None):
-                    manifest = _convert(found, configuration, base, directory, report)
-                disk.trim([directory])
-            use(directory)
+        with _held(base):
+            return _registered(source, base, cache_dir, report, renew=renew, disk_bytes=disk_bytes)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
+
+
+@contextmanager
+def _held(base: ModelSpec) -> Iterator[None]:
+    """Its image, which is read, stays on disk, if it is there still."""
+    hold = Hold(Path(base.directory))
+    try:
+        yield
+    finally:
+        hold.release()
+
+
+def _registered(
+    source: Source, base: ModelSpec, cache_dir: Path, report: Report, *, renew: bool, disk_bytes: int | None
+) -> ModelSpec:
+    report("finding the adapter", _STAGE_S)
+    found = fetch(source, lambda text: report(text, FETCH_S))
+    if not found.is_dir():
+        raise ModelRefused("no such directory")
+    refuse_odd_files(found)
+    configuration = read_configuration(found)
+    _refuse_without_weights(found)
+    name = _fingerprint(found, base)
+    directory = cache_dir / "images" / name
+    report("finding the image", LOCK_S)
+    with locked(directory):
+        manifest = None if renew else read_manifest(directory, name)
+        if manifest is None:
+            disk = DiskCache(cache_dir, disk_bytes)
+            with disk.room((found / WEIGHTS).stat().st_size, None):
+                manifest = _convert(found, configuration, base, directory, report)
+            disk.trim([directory])
+        use(directory)
     note = f"LoRA adapter of {base.model}, rank {configuration.rank}"
     image = str(directory / image_name())
     return ModelSpec(source.model, manifest, str(directory), image, source.root, base.slo, note, base.model)
@@ -101,6 +119,11 @@ def _convert(
 ) -> Manifest:
     import_transformers()
     report("building its base", _STAGE_S)
+    if not (Path(base.directory) / MANIFEST).is_file():
+        raise ModelRefused(
+            f"the image of its base {base.model!r}, beside which it is made, has left the disk: evict {base.model!r}, "
+            "ask it for something, which brings it back, and add the adapter then"
+        )
     shapes = _shapes.get(base.directory) or _shapes_of(base)
     _shapes[base.directory] = shapes
     report("reading the adapter", _STAGE_S)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from aegis.core.errors import ModelRefused
-from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.failures import LIBRARY_ERRORS, disk_full, one_line
 from aegis.models.gguf.header import GgufFile
 from aegis.models.gguf.keys import Keys
 
@@ -60,6 +60,8 @@ def write_tokenizer_files(file: GgufFile, into: Path) -> str | None:
         _save(_within(made, len(tokens), whole=whole), given, keys, tokens, into)
         return None
     except (*LIBRARY_ERRORS, ModelRefused) as error:
+        if disk_full(error):
+            raise
         return f"its tokenizer cannot be read: {one_line(error)}"
 
 

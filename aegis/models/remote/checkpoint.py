@@ -48,6 +48,7 @@ class RemoteCheckpoint:
         self._report = report
         self._small: tuple[RemoteFile, ...] = ()
         self._weights: tuple[RemoteFile, ...] = ()
+        self._away: Away | None = None
 
     @property
     def entry(self) -> Path:
@@ -60,14 +61,17 @@ class RemoteCheckpoint:
                 if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and isinstance(self._address, HubAddress):
                     raise Away("the hub is not asked, for HF_HUB_OFFLINE is set, and it was not fetched before")
                 asyncio.run(self._list(stored))
-            except Away:
+            except Away as away:
                 if not self._remembered(stored):
                     raise
+                self._away = away
             return self._looked(stored)
 
     def fetch(self) -> Looked:
         """What came until it is refused stays for the next time."""
         with self._locked() as stored:
+            if self._away and not all(stored.has(file) for file in (*self._small, *self._weights)):
+                raise self._away
             asyncio.run(self._download(_registry(self._address), stored, [*self._small, *self._weights]))
             open_checkpoint(stored.files / self._weights[0].name if self._address.file else stored.files)
             use(self.entry)

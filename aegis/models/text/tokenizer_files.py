@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from aegis.core.errors import ModelRefused
 from aegis.device.image_directory import TOKENIZER
-from aegis.models.failures import LIBRARY_ERRORS, one_line
+from aegis.models.failures import LIBRARY_ERRORS, disk_full, one_line
 from aegis.models.text.detokenizer import write_detokenizer
 from aegis.models.text.tokenizer_bounds import refuse_growing
 
@@ -39,6 +39,8 @@ def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
         return "its tokenizer cannot be converted to tokenizer.json"
     except LIBRARY_ERRORS as error:
         (into / TOKENIZER).unlink(missing_ok=True)
+        if disk_full(error):
+            raise
         if (checkpoint / TOKENIZER).is_file():
             why = f"its {TOKENIZER} cannot be read: {one_line(error)}; without that file it is served by token ids"
             raise ModelRefused(why) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from msgspec.structs import replace
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, Manifest, ModelSpec
+from aegis.models.adapters import image
 from aegis.models.adapters.configuration import base_of, is_adapter
+from aegis.models.disk_cache import evict
 from aegis.models.registry import register
 from aegis.models.sources import Source, read_sources
 from aegis.models.text.text_model import TextModel
@@ -160,6 +163,27 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
     assert str(path) in refusal.value.message and "\n" not in refusal.value.message
     images = tmp_path / "cache" / "images"
     assert not images.exists() or not [entry for entry in images.iterdir() if entry.is_dir()]
+
+
+def test_a_base_that_has_left_the_disk_is_asked_for_and_one_that_is_read_stays(
+    tmp_path: Path, base: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shutil.copytree(base.directory, tmp_path / "cache" / "images" / "base")
+    moved = replace(base, directory=str(own))
+    path = adapters.write(tmp_path / "a", Path(base.root))
+    left: list[bool] = []
+    monkeypatch.setattr(
+        image, "read_pairs", lambda *given, read=image.read_pairs: left.append(evict(own)) or read(*given)
+    )
+    spec = registered(path, moved)
+    assert left == [False] and own.exists()
+    assert evict(own)
+    assert registered(path, moved) == spec, "its own image is there"
+    assert evict(Path(spec.directory))
+    with pytest.raises(
+        ModelRefused, match="the image of its base 'base', beside which it is made, has left the disk: ev"
+    ):
+        registered(path, moved)
 
 
 def test_values_that_the_type_of_the_base_cannot_hold_are_refused(tmp_path: Path) -> None:

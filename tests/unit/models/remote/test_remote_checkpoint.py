@@ -320,8 +320,10 @@ def test_a_source_that_is_away_has_what_it_had(remote: Remote, web: CheckpointSe
     stored = Stored(tmp_path / "cache", "hf://org/tiny")
     (stored.files / "model.safetensors").unlink()
     assert remote("hf://org/tiny").look().digests, "an image of it would be found"
-    with pytest.raises(ModelRefused):
+    asked = len(web.asked)
+    with pytest.raises(ModelRefused, match=r"answers 503, 4 times in a row; try again later$"):
         fetched(remote("hf://org/tiny"))
+    assert len(web.asked) == asked + 4, "it is told at once what is known"
 
 
 def test_a_file_that_never_ends_is_refused_and_so_are_weights_of_unknown_size(

@@ -211,6 +211,14 @@ def test_law_3_nothing_is_released_to_the_owners_successor() -> None:
     assert not proxy.sent(ReleaseKv)
 
 
+def test_requests_of_a_model_that_returns_may_be_sent_again() -> None:
+    proxy = Proxy(P0, D0)
+    proxy.reach("decoding")
+    proxy.tell(ModelRemoved(SPEC.model, "cannot be served now: the hub is away", returns=True))
+    assert proxy.ended[R].failure is Failure.MODEL_NOT_FETCHED
+    assert proxy.ended[R].message == "model 'm0' cannot be served now: the hub is away"
+
+
 def test_requests_of_a_removed_model_fail_and_others_go_on() -> None:
     proxy = Proxy(P0, D0)
     proxy.reach("decoding")
