@@ -163,6 +163,8 @@ def _watch(model: PreTrainedModel) -> tuple[list[_Call], dict[int, MaskFunction]
         raise ModelRefused(f"{type(model).__name__} fails when it is run: {one_line(error)}") from error
     finally:
         model.set_attn_implementation(before)
+    if isinstance(output, tuple):
+        raise ModelRefused("config.json: return_dict is not true, so its results have no names; leave it out")
     return calls, masks, output.logits
 
 

@@ -205,7 +205,7 @@ def refuse_by_configuration(checkpoint: Checkpoint) -> Pooling | None:
         refuse_empty_sizes(checkpoint.config)
         kind = checkpoint.config.get("model_type")
         known = f"transformers knows no such model (model_type {kind!r})" if kind else "config.json has no model_type"
-        if kind in CONFIG_MAPPING:
+        if isinstance(kind, str) and kind in CONFIG_MAPPING:
             known = f"config.json is not of a {kind}"
         raise ModelRefused(f"{known}: {one_line(error)}") from error
     if not pools(checkpoint):

@@ -15,6 +15,7 @@ from aegis.core.request import Sampling
 from aegis.core.rng import Stream
 from aegis.engine.pooled_models import PooledModel, Text
 from aegis.engine.protocol import Engine, KvRegion, StepRow
+from aegis.models.failures import LIBRARY_ERRORS, one_line
 
 _LENGTHS = 3, 5, 17, 33
 _TOLERANCE = {"float32": 1e-3, "float16": 0.02, "bfloat16": 0.1}
@@ -29,7 +30,10 @@ def check(spec: ModelSpec, model: PreTrainedModel, make_engine: Callable[..., En
     lengths = [min(length, manifest.context_tokens) for length in _LENGTHS]
     texts = [tuple(draws.below(manifest.vocab_size) for _ in range(length)) for length in lengths]
     reference = PooledModel(model, manifest.pooling)
-    expected = torch.cat([reference.vectors([Text(text)]) for text in texts])
+    try:
+        expected = torch.cat([reference.vectors([Text(text)]) for text in texts])
+    except LIBRARY_ERRORS as error:
+        raise ModelRefused(f"{type(model).__name__} fails when it is run: {one_line(error)}") from error
     apart = torch.linalg.vector_norm(_run(spec, texts, make_engine) - expected, dim=-1)
     worst = float((apart / _size(expected)).max())
     if not worst <= _TOLERANCE[manifest.dtype]:  # a NaN is no agreement either

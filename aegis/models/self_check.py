@@ -25,6 +25,7 @@ from aegis.core.rng import Stream
 from aegis.engine.block_table import BlockTable
 from aegis.engine.parallel.group import ThreadGroup
 from aegis.engine.protocol import Engine, KvRegion, Sampled, StepRow
+from aegis.models.failures import LIBRARY_ERRORS, one_line
 
 MakeEngine = Callable[..., Engine]
 """Called with the KV region and, of a model that ranks share out, by name with their `group`."""
@@ -151,7 +152,13 @@ def _generate(model: PreTrainedModel, prompt: tuple[int, ...]) -> _Reference:
         return_dict_in_generate=True,
     )
     ids = torch.tensor([prompt])
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)  # no token is padding
+    try:
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), generation_config=plain
+        )  # no token is padding
+    except LIBRARY_ERRORS as error:
+        why = f"transformers cannot generate with it; see to its generation_config.json: {one_line(error)}"
+        raise ModelRefused(why) from error
     return _Reference(prompt, tuple(output.sequences[0, len(prompt) :].tolist()), torch.cat(output.logits).float())
 
 

@@ -249,6 +249,10 @@ def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
     config = model.generation_config or model.config.get_text_config()
     eos = config.eos_token_id
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token) is int for token in ends):
+        raise ModelRefused(
+            f"{GENERATION_CONFIG}: eos_token_id is {eos!r:.60}; it has to be a token id, or a list of some"
+        )
     return tuple(token for token in ends if 0 <= token < vocab_size)  # no other can be generated
 
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from aegis.core.errors import ModelRefused
 from aegis.device.image_directory import TOKENIZER
-from aegis.models.failures import LIBRARY_ERRORS, disk_full, one_line
+from aegis.models.failures import disk_full, one_line
 from aegis.models.text.detokenizer import write_detokenizer
 from aegis.models.text.tokenizer_bounds import refuse_growing
 
@@ -37,9 +37,9 @@ def write_tokenizer(checkpoint: Path, into: Path) -> str | None:
                 return None
             (into / TOKENIZER).unlink()
         return "its tokenizer cannot be converted to tokenizer.json"
-    except LIBRARY_ERRORS as error:
+    except Exception as error:  # which the library of tokenizers raises, too
         (into / TOKENIZER).unlink(missing_ok=True)
-        if disk_full(error):
+        if isinstance(error, ModelRefused | MemoryError) or disk_full(error):
             raise
         if (checkpoint / TOKENIZER).is_file():
             why = f"its {TOKENIZER} cannot be read: {one_line(error)}; without that file it is served by token ids"

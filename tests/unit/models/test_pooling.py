@@ -210,6 +210,14 @@ def test_half_precision_passes_the_check_when_it_is_registered(tmp_path: Path, d
     assert spec.manifest.dtype == dtype and np.isfinite(vectors(spec, TEXTS)).all()
 
 
+def test_a_model_that_fails_when_it_is_run_is_refused(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": float("nan")}))
+    with pytest.raises(ModelRefused, match="BertModel fails when it is run: dropout probability has to be between"):
+        registered(path)
+
+
 def test_a_model_that_is_run_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(pooled_check._TOLERANCE, "float32", -1.0)
     with pytest.raises(ModelRefused, match="its vectors are not what transformers computes"):

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
+from aegis.engine.transformers_engine import TransformersEngine
+from aegis.models import self_check
 from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import adapters, checkpoints
@@ -214,6 +216,43 @@ def test_architectures_that_are_no_names_are_refused(source: Source, tmp_path: P
     _edit(Path(source.root), architectures=names)
     with pytest.raises(ModelRefused, match=r"config.json: architectures is .*; it has to be a list of names$"):
         register(source, dtype="auto", cache_dir=tmp_path / "cache")
+
+
+ODD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an end": (
+        "generation_config.json",
+        {"eos_token_id": ""},
+        "eos_token_id is ''; it has to be a token id, or a list",
+    ),
+    "a beginning": (
+        "generation_config.json",
+        {"bos_token_id": "x"},
+        "transformers cannot generate with it; see to its generation_config.json: ",
+    ),
+    "a type": ("config.json", {"model_type": ["llama"]}, "transformers knows no such model .model_type ..llama..."),
+    "results": ("config.json", {"return_dict": None}, "config.json: return_dict is not true"),
+    "a token": (
+        "tokenizer_config.json",
+        {"tokenizer_class": "GemmaTokenizer", "unk_token": "<none>"},
+        r"its tokenizer.json cannot be read: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_values_that_only_show_when_they_are_used_are_refused_in_a_line(
+    source: Source, tmp_path: Path, name: str
+) -> None:
+    file, changes, said = ODD[name]
+    path = Path(source.root) / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    def check(spec: ModelSpec, model: PreTrainedModel) -> None:
+        self_check.check(spec, model, TransformersEngine)
+
+    with pytest.raises(ModelRefused, match=said) as caught:
+        register(source, dtype="auto", cache_dir=tmp_path / "cache", check=check)
+    assert "\n" not in caught.value.message
 
 
 def test_a_rope_that_is_not_known_is_named(source: Source, tmp_path: Path) -> None:
