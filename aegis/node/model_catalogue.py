@@ -501,8 +501,8 @@ class Catalogue:
         async with self._admitting:
             while spec.model in self._leaving:  # an instance may be in a step of a model that bore this name
                 await self._leaving[spec.model].dropped.wait()
-            if lost := lost_base(source, spec, self._models):
-                return lost
+            if gone := lost_base(source, spec, self._models):
+                return gone
             refusal = misfit(self._weighed(spec), self.budget)
             if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
                 refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
@@ -515,10 +515,8 @@ class Catalogue:
                 return refused
             except OSError as error:  # a lazy model's may have left the cache for another's already
                 return ModelRefused(f"{source.root}: its image cannot be read: {error.strerror or error}; ask again")
-            if spec.model in unwanted:
-                return was_unloaded(spec.model)
-            if lost := lost_base(source, spec, self._models):  # meanwhile
-                return lost
+            if gone := was_unloaded(spec.model) if spec.model in unwanted else lost_base(source, spec, self._models):
+                return gone
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
             hold = None if source.lazy else Hold(Path(spec.directory))

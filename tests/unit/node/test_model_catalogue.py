@@ -198,7 +198,7 @@ def _while_adding(
     asyncio.run(main())
 
 
-async def _refused(asked: asyncio.Task[CatalogueModel]) -> tuple[int, str]:
+async def _refused(asked: asyncio.Task[Any]) -> tuple[int, str]:
     with pytest.raises(UserError) as refusal:
         await asked
     return refusal.value.status, refusal.value.message

@@ -171,10 +171,13 @@ def test_a_base_that_has_left_the_disk_is_asked_for_and_one_that_is_read_stays(
     own = shutil.copytree(base.directory, tmp_path / "cache" / "images" / "base")
     moved = replace(base, directory=str(own))
     path = adapters.write(tmp_path / "a", Path(base.root))
-    left: list[bool] = []
-    monkeypatch.setattr(
-        image, "read_pairs", lambda *given, read=image.read_pairs: left.append(evict(own)) or read(*given)
-    )
+    read, left = image.read_pairs, list[bool]()
+
+    def leaving(file: Path, shapes: image.Shapes, rank: int, dtype: str) -> image.Pairs:
+        left.append(evict(own))
+        return read(file, shapes, rank, dtype)
+
+    monkeypatch.setattr(image, "read_pairs", leaving)
     spec = registered(path, moved)
     assert left == [False] and own.exists()
     assert evict(own)
