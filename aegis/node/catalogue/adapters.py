@@ -56,7 +56,7 @@ def refuse_while_adapters(base: ModelId, models: Mapping[ModelId, CatalogueModel
     if adapters := adapters_of(base, models):
         names = ", ".join(repr(each.spec.model) for each in adapters[:3])
         message = (
-            f"model '{base}' is the base of {names}{' and others' if len(adapters) > 3 else ''}; unload those first"
+            f"model '{base}' is the base of {names}{' and others' if len(adapters) > 3 else ''}; remove those first"
         )
         raise UserError(message, status=409, param="model")
 
