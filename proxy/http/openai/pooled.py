@@ -33,6 +33,9 @@ from proxy.http.security.admission import admitted, who
 from proxy.http.security.large_bodies import release
 from proxy.http.settings import market_of, settings_of, texts_of
 
+CHARACTERS_MAX = 1 << 24
+"""Of all texts of one call, a text counted in each of its pairs: a short body may have one text in a thousand pairs."""
+
 _SUBMITTED_AT_ONCE = 16
 _logger = logging.getLogger(__name__)
 
@@ -100,10 +103,12 @@ async def fitted(
 ) -> list[PooledText]:
     """Tokens of texts or pairs. Raises UserError; ClientGone where nobody waits any more."""
     text, spec, most = needs_tokenizer(served, param), served.spec, longest(served)
-    for each in texts:
-        characters = len(each) if isinstance(each, str) else sum(map(len, each))
-        if cut is None and characters > characters_max(spec, text):
-            raise too_many_characters(param, characters, spec)
+    counts = [len(each) if isinstance(each, str) else sum(map(len, each)) for each in texts]
+    if cut is None and max(counts) > characters_max(spec, text):
+        raise too_many_characters(param, max(counts), spec)
+    if (together := sum(counts)) > CHARACTERS_MAX:
+        message = f"{param!r} makes texts of {together} characters together, which may be {CHARACTERS_MAX}: send fewer"
+        raise UserError(message, param=param, code="texts_too_large")
     fitting = texts_of(request).fit(
         who(request),
         text,

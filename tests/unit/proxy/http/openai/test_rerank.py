@@ -67,6 +67,8 @@ def test_scores_are_in_the_order_of_the_pairs(path: str, first: Any, second: Any
         ("/v1/rerank", rank(top_n=0), "top_n"),
         ("/v1/rerank", rank(model="e"), "model"),
         ("/v1/rerank", rank(model="m"), "model"),
+        ("/v1/rerank", rank(query="q" * (1 << 15), documents=["a"] * 1024), "documents"),
+        ("/v1/score", {"model": "r", "text_1": "q" * (1 << 15), "text_2": ["a"] * 1024}, "text_2"),
         ("/v1/score", {"model": "r", "text_1": "q", "text_2": []}, "text_2"),
         ("/v1/score", {"model": "r", "text_1": ["q", "p"], "text_2": ["a"]}, "text_1"),
         ("/v1/score", {"model": "r", "text_1": "q", "text_2": [1]}, "text_2"),
