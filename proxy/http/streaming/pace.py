@@ -9,6 +9,9 @@ from typing import Generic, TypeVar
 
 from aegis.core.model import Slo
 
+HELD_MAX = 4096
+"""Tokens that are held back; with more, the first ones leave early."""
+
 T = TypeVar("T")
 
 
@@ -20,7 +23,7 @@ class SmoothPace(Generic[T]):
     leaves with the one before. So (1) parts leave in order; (2) who is on time when made is on time when it leaves; (3)
     while tokens are there, two leave no more than 7/5 of a TBT apart; (4) a stream that is late is never held back; (5)
     behind a gap that was not covered there is no burst: as far as deadlines allow, what was made late stays late, and
-    covers the next gap of that length.
+    covers the next gap of that length; (6) no more than `HELD_MAX` tokens are held back.
     """
 
     __slots__ = ("_arrival_ns", "_in_hand", "_left", "_longest_ns", "_made_ns", "_next_ns", "_slo", "_waiting")
@@ -46,7 +49,7 @@ class SmoothPace(Generic[T]):
     def leaving(self, now_ns: int) -> list[T]:
         """Those that leave now."""
         leaving = list[T]()
-        while self._waiting and (not self._waiting[0][1] or self.next_ns <= now_ns):
+        while self._waiting and (not self._waiting[0][1] or self.next_ns <= now_ns or self._in_hand > HELD_MAX):
             part, tokens, made_ns = self._waiting.popleft()
             self._in_hand -= tokens
             if tokens:
@@ -78,14 +81,17 @@ class SmoothPace(Generic[T]):
 async def paced(
     parts: AsyncIterable[T], tokens: Callable[[T], int], pace: SmoothPace[T], now_ns: Callable[[], int]
 ) -> AsyncGenerator[T]:
-    """The same parts at that pace; they are taken as they come. What `parts` raises comes behind all others at once."""
-    more = asyncio.Event()
+    """The same parts at that pace. They are taken as they come, but for those that come while one that has left is not
+    taken: then whoever makes them sees that they are not read. What `parts` raises comes behind all others at once."""
+    more, taken = asyncio.Event(), asyncio.Event()
+    taken.set()
 
     async def read() -> None:
         try:
             async for part in parts:
                 pace.made(part, tokens=tokens(part), now_ns=now_ns())
                 more.set()
+                await taken.wait()
         finally:
             more.set()
 
@@ -94,7 +100,9 @@ async def paced(
         while True:
             more.clear()
             for part in pace.leaving(now_ns()):
+                taken.clear()
                 yield part
+                taken.set()
             if reading.done() and (not pace.waits or reading.exception()):
                 for part in pace.rest():
                     yield part

@@ -1,4 +1,4 @@
-"""Laws 1 to 5 of `SmoothPace`, and streams at that pace."""
+"""Laws 1 to 6 of `SmoothPace`, and streams at that pace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
-from proxy.http.streaming.pace import SmoothPace, paced
+from proxy.http.streaming.pace import HELD_MAX, SmoothPace, paced
 from tests.unit.proxy.http.scripted import ScriptedMarket, market, post, says
 
 TBT_NS = 100
@@ -91,6 +91,13 @@ def test_a_stream_that_was_late_catches_up_at_once() -> None:
     assert left_at([2000, 2001, 2002, 2003]) == [2000, 2001, 2002, 2003]
 
 
+def test_no_more_than_so_many_tokens_are_held_back() -> None:
+    pace = SmoothPace[int](SLO, 0)
+    for part in range(HELD_MAX + 10):
+        pace.made(part, tokens=1, now_ns=0)
+    assert pace.leaving(0) == list(range(10)), "law 6"
+
+
 async def _made(parts: list[int], error: Exception | None = None) -> AsyncIterator[int]:
     for part in parts:
         await asyncio.sleep(0)
@@ -149,6 +156,25 @@ def test_who_leaves_early_ends_what_is_made() -> None:
 
     asyncio.run(asyncio.wait_for(run(), 20))
     assert ended == [True]
+
+
+def test_nothing_more_is_read_while_nobody_takes_what_leaves() -> None:
+    read = list[int]()
+
+    async def endless() -> AsyncIterator[int]:
+        while True:
+            await asyncio.sleep(0)
+            read.append(1)
+            yield 1
+
+    async def run() -> None:
+        async with aclosing(paced(endless(), lambda _: 1, SmoothPace[int](SLO, 0), lambda: 0)) as parts:
+            await anext(parts)
+            for _ in range(100):
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert len(read) <= 2
 
 
 @pytest.mark.parametrize("waits", [True, False])
