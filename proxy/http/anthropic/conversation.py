@@ -11,6 +11,7 @@ from proxy.http.errors import shown
 from proxy.http.fields import Fields
 from proxy.http.ignored import Ignored
 from proxy.http.parameters import Items
+from proxy.http.request.late_instructions import users_as_one
 from proxy.http.request.messages import CALLS_MAX
 
 _BILLING = re.compile(r"x-anthropic-[a-z-]+:[^\n]*\n?")
@@ -65,7 +66,7 @@ def read_turns(body: ConversationFields, ignored: Ignored) -> list[dict[str, Any
         if role == "assistant":
             messages.append(_answer(body, f"{where}.content", content, ignored))
         elif role == "user":
-            _add(messages, _asked(body, f"{where}.content", content, ignored))
+            messages += _asked(body, f"{where}.content", content, ignored)
         elif role == "system":
             texts = _texts(body, f"{where}.content", content)
             messages.append({"role": "system", "content": "\n".join(text for _, text in texts)})
@@ -75,17 +76,7 @@ def read_turns(body: ConversationFields, ignored: Ignored) -> list[dict[str, Any
         raise body.invalid(
             f"messages[{len(body.messages) - 1}]", "is the model's: an answer cannot be begun for it here"
         )
-    return messages
-
-
-def _add(messages: list[dict[str, Any]], further: Iterator[dict[str, Any]]) -> None:
-    """Consecutive messages of the user are one."""
-    for message in further:
-        last = messages[-1] if messages else None
-        if last and last["role"] == message["role"] == "user":
-            last["content"] += "\n" + message["content"]
-        else:
-            messages.append(message)
+    return users_as_one(messages)
 
 
 def _asked(body: ConversationFields, where: str, content: Any, ignored: Ignored) -> Iterator[dict[str, Any]]:

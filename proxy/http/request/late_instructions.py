@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 _OBJECTS = "raise_exception"
@@ -14,13 +15,20 @@ def told_by_user(messages: Sequence[dict[str, Any]], template: str) -> list[dict
     one."""
     if _OBJECTS not in template:
         return list(messages)
+    told = [
+        {"role": "user", "content": message["content"]} if at and message["role"] == "system" else message
+        for at, message in enumerate(messages)
+    ]
+    return users_as_one(told)
+
+
+def users_as_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Consecutive messages of the user are one."""
     taken = list[dict[str, Any]]()
-    for at, message in enumerate(messages):
-        if at and message["role"] == "system":
-            message = {"role": "user", "content": message["content"]}
-        last = taken[-1] if taken else None
-        if last and last["role"] == message["role"] == "user":
-            taken[-1] = last | {"content": f"{last['content']}\n{message['content']}"}
-        else:
-            taken.append(message)
+    for role, turns in groupby(messages, key=lambda message: message["role"]):
+        first, *others = turns
+        if role == "user" and others:
+            first = first | {"content": "\n".join(each["content"] for each in (first, *others))}
+            others = []
+        taken += (first, *others)
     return taken

@@ -38,6 +38,7 @@ class InputReader:
         self._inner = InnerJson()
         self._messages: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None  # that is still being put together
+        self._thoughts = list[str]()  # of it
 
     def read(self) -> list[dict[str, Any]]:
         """Raises UserError naming the item at fault."""
@@ -92,8 +93,8 @@ class InputReader:
             return
         if self._answer and (self._answer["content"] or "tool_calls" in self._answer):
             self._end_answer()
-        answer = self._answer or {"role": "assistant", "content": ""}
-        self._answer = answer | {"reasoning_content": answer.get("reasoning_content", "") + thought}
+        self._answer = self._answer or {"role": "assistant", "content": ""}
+        self._thoughts.append(thought)
 
     def _call(self, at: str, kind: str, item: dict[str, Any]) -> None:
         given = item.get("arguments" if kind == "function_call" else "input")
@@ -155,8 +156,9 @@ class InputReader:
 
     def _end_answer(self) -> None:
         if self._answer:
-            self._messages.append(self._answer)
-            self._answer = None
+            thought = {"reasoning_content": "".join(self._thoughts)} if self._thoughts else {}
+            self._messages.append(self._answer | thought)
+            self._answer, self._thoughts = None, []
 
 
 def prompt_messages(
