@@ -19,6 +19,7 @@ from proxy.http.openai import chat, completions, embeddings, models, rerank, tok
 from proxy.http.request.text_workers import TextWorkers
 from proxy.http.request_middleware import RequestMiddleware
 from proxy.http.responses import responses
+from proxy.http.responses.background import BackgroundResponses
 from proxy.http.responses.running_responses import RunningResponses
 from proxy.http.responses.stored_responses import ResponseMemory, ResponseStore
 from proxy.http.scrapes import Scrapes
@@ -59,7 +60,7 @@ def create_app(
     app.state.scrapes = Scrapes()
     app.state.records = records or NoRecords()
     app.state.responses = kept or ResponseMemory(app.state.settings.responses_ttl_s)
-    app.state.background = set()
+    app.state.background = BackgroundResponses()
     app.state.running_responses = running or RunningResponses()
     app.state.trials = trials or GrammarTrials()
     app.state.texts = texts or TextWorkers()

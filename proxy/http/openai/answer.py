@@ -147,15 +147,19 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
 
 def _writer(call: GenerationRequest, shape: Shape, pace: Pace) -> Callable[[Emit], Awaitable[None]]:
     async def write(emit: Emit) -> None:
+        unsent: dict[int, bytes] = {}  # what a choice told and could not send, as the connection took nothing
+
         async def tell(choice: Choice, piece: Piece) -> None:
             if told := await beside_loop(lambda: shape.told(choice.index, piece), len(piece.tokens), few=_FEW):
+                unsent[choice.index] = told
                 await emit(told)
+                del unsent[choice.index]
 
         if begun := shape.begun():
             await emit(begun)
         await _until_stopped(call.run(tell, pace), shape.stop)
         ended = shape.ended(call.usage())
         await shape.kept()
-        await emit(ended)
+        await emit(b"".join([*unsent.values(), ended]))
 
     return write

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from dataclasses import dataclass
 
 from fastapi import Request, Response
 
@@ -18,31 +19,76 @@ from proxy.http.responses.running_responses import RunningResponse
 from proxy.http.security import admission
 from proxy.http.security.large_bodies import release
 
-_log = logging.getLogger(__name__)
+BACKGROUND_MAX = 256
+BACKGROUND_BYTES_MAX = 64 << 20
+"""Of the conversations of all that a proxy generates at a time. No connection bounds them, as it does those of others;
+one caller has half of both, or one response."""
 
+_log = logging.getLogger(__name__)
 
 Work = Callable[[Request, RunningResponse], Awaitable[Response]]
 
 
-async def begin(request: Request, head: ResponseObject, work: Work) -> Response:
-    """The response as it begins; `work` generates it, and keeps it when it has ended. A retry gets what is kept. Raises
-    UserError: 503."""
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Of one response; `nbytes` is the size of its conversation."""
+
+    caller: str
+    nbytes: int
+    task: asyncio.Task[None] | None = None
+
+
+class BackgroundResponses:
+    """Those of one proxy."""
+
+    def __init__(self, *, most: int = BACKGROUND_MAX, bytes_max: int = BACKGROUND_BYTES_MAX) -> None:
+        self._most = most
+        self._bytes_max = bytes_max
+        self._places = set[_Place]()
+
+    def take(self, caller: str, nbytes: int) -> _Place:
+        """Raises UserError: 429 where there is no place for one more."""
+        own = [place for place in self._places if place.caller == caller]
+        if self._is_full(self._places, nbytes) or self._is_full(own, nbytes, share=2):
+            message = "too many responses are being generated in the background; try again when some have ended"
+            raise UserError(
+                message, status=429, param="background", code="too_many_background", kind="rate_limit_error"
+            )
+        place = _Place(caller, nbytes)
+        self._places.add(place)
+        return place
+
+    def run(self, place: _Place, work: Coroutine[None, None, None]) -> None:
+        place.task = asyncio.create_task(work)
+        place.task.add_done_callback(lambda _: self.leave(place))
+
+    def leave(self, place: _Place) -> None:
+        self._places.discard(place)
+
+    def _is_full(self, places: Collection[_Place], nbytes: int, *, share: int = 1) -> bool:
+        taken = sum(place.nbytes for place in places)
+        return len(places) >= self._most // share or (bool(places) and taken + nbytes > self._bytes_max // share)
+
+
+async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int) -> Response:
+    """The response as it begins; `work` generates it, and keeps it when it has ended. `nbytes` is the size of its
+    conversation. A retry gets what is kept. Raises UserError: 429, 503."""
     found = await kept.find(request, head.id)
     if found is not None:
         return Response(bytes(found.response), media_type="application/json")
+    others: BackgroundResponses = request.app.state.background
+    place = others.take(admission.who(request), nbytes)
     runs, key = kept.running_of(request), kept.own_key(request, head.id)
     running = runs.begin(key)  # before anybody finds it: what is kept and runs nowhere has lost its proxy
     try:
         await kept.put(request, head, kept.KeptConversation())
     except BaseException:
+        others.leave(place)
         runs.end(key, running, None)
         raise
     release(request.scope)
     later = admission.detached(request)
-    tasks: set[asyncio.Task[None]] = request.app.state.background
-    task = asyncio.create_task(_work(later, head, work, running))
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
+    others.run(place, _work(later, head, work, running))
     return json_reply(head)
 
 

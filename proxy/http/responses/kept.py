@@ -75,13 +75,18 @@ async def conversation_before(request: Request, previous: str | None) -> KeptCon
     return KeptConversation(conversation, len(found))
 
 
-async def keep(request: Request, response: ResponseObject, before: KeptConversation) -> None:
+async def keep_if_it_can_be(request: Request, response: ResponseObject, before: KeptConversation) -> None:
     """An answer that is there is given, whether it can be kept or not."""
-    answer = kept_calls(said(response.output))
     try:
-        await put(request, response, KeptConversation([*before.messages, answer], before.nbytes))
+        await keep(request, response, before)
     except UserError as error:
         note(request.scope, kept=f"no: {error.message}")
+
+
+async def keep(request: Request, response: ResponseObject, before: KeptConversation) -> None:
+    """Raises UserError: as `put` does."""
+    answer = kept_calls(said(response.output))
+    await put(request, response, KeptConversation([*before.messages, answer], before.nbytes))
 
 
 async def put(request: Request, response: ResponseObject, conversation: KeptConversation) -> None:

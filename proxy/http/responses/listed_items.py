@@ -74,7 +74,7 @@ def _id(response_id: str, kind: str, at: int) -> str:
 def _limit(asked: str | None) -> int:
     if asked is None:
         return _ITEMS
-    if not asked.isascii() or not asked.isdecimal() or not 1 <= int(asked[:4]) <= ITEMS_MAX:
+    if not asked.isascii() or not asked.isdecimal() or len(asked) > 3 or not 1 <= int(asked) <= ITEMS_MAX:
         raise UserError(f"'limit' must be a number between 1 and {ITEMS_MAX}, not {shown(asked)}", param="limit")
     return int(asked)
 

@@ -93,8 +93,10 @@ class ResponseShape:
         return structs.replace(self._final, output=cast("list[Item]", output))
 
     async def kept(self) -> None:
+        """Who cancels it need not wait until its client has read the end."""
         if self._final:
             await self._callbacks.keep(self._final)
+            self._callbacks.end(self._running, self._final)
 
     def closed(self) -> None:
         self._callbacks.end(self._running, self._final)

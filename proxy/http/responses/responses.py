@@ -18,7 +18,7 @@ from proxy.http.openai.chat import ChatBody, converse, needs_chat_template
 from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.openapi import ASKING, EVENTS, operation
-from proxy.http.replies import json_reply
+from proxy.http.replies import encode, json_reply
 from proxy.http.request.body import read_body
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of
@@ -99,7 +99,7 @@ async def _answer(request: Request, body: ResponseBody, head: ResponseObject, ig
     async def generate(asking: Request, begun: RunningResponse | None = None) -> Response:
         return await _converse(asking, head, conversation, chat, begun)
 
-    return await (background.begin(request, head, generate) if head.background else generate(request))
+    return await (background.begin(request, head, generate, nbytes) if head.background else generate(request))
 
 
 async def _converse(
@@ -112,8 +112,10 @@ async def _converse(
     """`begun` is what runs already; who began it says when it has failed."""
 
     async def keep(response: ResponseObject) -> None:
-        if response.store:
+        if response.background:
             await kept.keep(request, response, conversation)
+        elif response.store:
+            await kept.keep_if_it_can_be(request, response, conversation)
 
     running, key = kept.running_of(request), kept.own_key(request, head.id)
 
@@ -143,8 +145,12 @@ async def retrieve_response(request: Request) -> Response:
     **operation("Keeps a response no longer", Deleted, problems=_FINDING, parameters=(_ID,)),
 )
 async def delete_response(request: Request) -> Response:
+    """One that is still being generated ends, or it would be kept again when it has."""
     response_id = request.path_params["response_id"]
-    if not await kept.store_of(request).remove(kept.own_key(request, response_id)):
+    key = kept.own_key(request, response_id)
+    if _status(await _stored(request)) == "in_progress":
+        await _end(request, key)
+    if not await kept.store_of(request).remove(key):
         raise _no_response(response_id)
     return json_reply(Deleted(response_id))
 
@@ -171,25 +177,31 @@ async def list_input_items(request: Request) -> Response:
 async def cancel_response(request: Request) -> Response:
     """What it has so far is its output, whichever proxy is generating it. One whose proxy is lost has none."""
     key = kept.own_key(request, request.path_params["response_id"])
-    ended = await kept.running_of(request).cancel(key)
-    if ended is not None:
-        return json_reply(ended)
-    told = await queries_of(request).cancel_response(key)
-    if told is not None:
-        return Response(told, media_type="application/json")
-    found = (await _stored(request)).response
-    if (status := msgspec.json.decode(found, type=_Told).status) != "in_progress":
+    if (ended := await _end(request, key)) is not None:
+        return Response(ended, media_type="application/json")
+    found = await _stored(request)
+    if (status := _status(found)) != "in_progress":
         raise UserError(f"the response has ended: it is {status}", param="response_id", code="response_ended")
-    begun = msgspec.json.decode(found, type=ResponseObject)
+    begun = msgspec.json.decode(found.response, type=ResponseObject)
     cancelled = structs.replace(begun, status="cancelled")
     await kept.put(request, cancelled, kept.KeptConversation())
     return json_reply(cancelled)
+
+
+async def _end(request: Request, key: str) -> bytes | None:
+    """Ends a response that is being generated, by this proxy or another one; as it ended then."""
+    ended = await kept.running_of(request).cancel(key)
+    return encode(ended) if ended is not None else await queries_of(request).cancel_response(key)
 
 
 class _Told(Struct, frozen=True):
     """Of a response, which may be large."""
 
     status: str
+
+
+def _status(stored: StoredResponse) -> str:
+    return msgspec.json.decode(stored.response, type=_Told).status
 
 
 async def _stored(request: Request) -> StoredResponse:

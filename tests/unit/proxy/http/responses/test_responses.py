@@ -11,13 +11,16 @@ import httpx
 import pytest
 
 from aegis.core.api_keys import Caller, Key, Keyring, digest_of
+from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 from aegis.core.request import FinishReason
 from aegis.engine.grammar.trials import GrammarTrials
+from proxy.http.app import create_app
 from proxy.http.market import Delta, Failed, Finished, Reused
+from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
 from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.event_laws import check_responses, events_of
-from tests.unit.proxy.http.scripted import EOS, byte_text, calling, keyring, market, post, says, tokens
+from tests.unit.proxy.http.scripted import EOS, TEXTS, byte_text, calling, keyring, market, post, says, tokens
 
 PATH = "/v1/responses"
 TEMPLATE = (
@@ -340,7 +343,8 @@ def test_what_a_response_answers_is_listed() -> None:
             pages.append((await client.get(place, params={"limit": 3} | after)).json())
             after = {"after": pages[-1]["last_id"]}
         again = (await client.post(PATH, json=ask([*whole["data"]]))).json()
-        for wrong in ({"limit": "0"}, {"limit": "1" * 5000}, {"limit": "x"}, {"order": "up"}, {"after": "none"}):
+        limits = [{"limit": limit} for limit in ("0", "1" * 5000, "0099" + "9" * 5000, "x")]
+        for wrong in (*limits, {"order": "up"}, {"after": "none"}):
             refused = await client.get(place, params=wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, *wrong)
         return whole, pages, (second["usage"], again["usage"])
@@ -397,6 +401,43 @@ def test_a_running_response_is_cancelled_from_elsewhere(stream: bool) -> None:
         events = events_of(reply.text)
         check_responses(events)
     assert (events[-1]["response"] if stream else reply.json()) == ended
+
+
+def test_nothing_is_left_out_of_a_stream_that_is_cancelled_while_its_client_reads_nothing() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), Delta(tokens("cd")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    behind, response_id = market(script), id_of_request("r")
+    app = create_app(behind, texts=TEXTS)
+    head = {"type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "raw_path": PATH.encode()}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"x-request-id", b"r")]
+    scope = head | {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
+
+    async def run() -> tuple[str, Any]:
+        reads, blocked, stream = asyncio.Event(), asyncio.Event(), list[bytes]()
+        bodies = iter([{"type": "http.request", "body": json.dumps(ask(stream=True)).encode(), "more_body": False}])
+
+        async def receive() -> Any:
+            return next(bodies, None) or await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            if b'"cd"' in message.get("body", b""):
+                blocked.set()
+                await reads.wait()
+            stream.append(message.get("body", b""))
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            streaming = asyncio.create_task(app(scope, receive, send))
+            await blocked.wait()
+            cancelled = await client.post(f"{PATH}/{response_id}/cancel")
+            reads.set()
+            await streaming
+        return b"".join(stream).decode(), cancelled.json()
+
+    stream, cancelled = asyncio.run(asyncio.wait_for(run(), 20))
+    events = events_of(stream)
+    check_responses(events)
+    assert events[-1]["response"] == cancelled and cancelled["output"][0]["content"][0]["text"] == "abcd"
 
 
 async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
@@ -480,6 +521,76 @@ def test_a_response_in_the_background_is_cancelled() -> None:
 
     calling(behind, talk)
     assert behind.handles[0].cancelled
+
+
+def test_a_response_in_the_background_that_cannot_be_kept_has_failed() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"a": [""] * 40_000})}
+
+    async def talk(client: httpx.AsyncClient) -> Any:
+        first = (await client.post(PATH, json=ask([call, {"role": "user", "content": "x"}]))).json()["id"]
+        again = ask([call, {"role": "user", "content": "x"}], previous_response_id=first, background=True)
+        return await ended(client, (await client.post(PATH, json=again)).json()["id"])
+
+    told = calling(market(), talk)
+    assert told["status"] == "failed" and "strings, lists and objects" in told["error"]["message"]
+
+
+def test_a_response_that_is_deleted_in_the_background_ends_and_is_not_kept_again() -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    behind = market(script)
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        begun = (await client.post(PATH, json=ask(background=True))).json()
+        while not behind.handles:
+            await asyncio.sleep(0)
+        assert (await client.delete(f"{PATH}/{begun['id']}")).json()["deleted"]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert behind.handles[0].cancelled
+        assert (await client.get(f"{PATH}/{begun['id']}")).status_code == 404
+
+    calling(behind, talk)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_one_caller_has_half_of_the_background(named: bool) -> None:
+    def script(prompt: Any, sampling: Any) -> list[Any]:
+        return [asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        alice, bob = ({"x-api-key": name} for name in "ab")
+        begun = [await client.post(PATH, json=ask(background=True), headers=alice) for _ in range(BACKGROUND_MAX // 2)]
+        assert {reply.status_code for reply in begun} == {200}
+        refused = await client.post(PATH, json=ask(background=True), headers=alice)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_background")
+        assert refused.headers["retry-after"]
+        other = await client.post(PATH, json=ask(background=True), headers=bob)
+        assert other.status_code == (200 if named else 429)
+        while len(behind.handles) < len(begun) + named:
+            await asyncio.sleep(0)
+        await client.post(f"{PATH}/{begun[0].json()['id']}/cancel", headers=alice)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert (await client.post(PATH, json=ask(background=True), headers=alice)).status_code == 200
+        while len(behind.handles) < len(begun) + named + 1:
+            await asyncio.sleep(0)
+
+    behind = market(script)
+    calling(behind, talk, keys=keyring(alice="a", bob="b") if named else None)
+
+
+def test_the_background_holds_so_many_bytes_of_conversations() -> None:
+    places = BackgroundResponses(most=100, bytes_max=100)
+    places.take("alice", 60)
+    with pytest.raises(UserError, match="background"):
+        places.take("alice", 1)
+    first = places.take("bob", 30)
+    with pytest.raises(UserError, match="background"):
+        places.take("carol", 11)
+    places.leave(first)
+    places.take("carol", 11)
 
 
 def id_of_request(request_id: str) -> str:
