@@ -54,6 +54,8 @@ def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
         context.load_cert_chain(files.certificate, files.key or None, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+        if isinstance(error, ssl.SSLError) and not error.reason:  # for a file without a certificate or key in it
+            reason = "one of them is no PEM"
         told = str(reason).lower().replace("_", " ")
         raise UserError(
             f"--ssl-certfile {files.certificate}: cannot be used with its key: {told}; both have to be PEM, the key "

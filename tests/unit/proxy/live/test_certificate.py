@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_a_line(tmp_path: Path, files: TlsFiles) -> None:
         (TlsFiles(files.certificate, "/nowhere"), "--ssl-keyfile: there is no file /nowhere"),
         (TlsFiles(files.certificate, str(other)), "cannot be used with its key: key values mismatch; both have to be"),
         (TlsFiles(str(tmp_path / "locked-certificate.pem"), str(locked)), "the key without a password"),
-        (TlsFiles(str(rubbish)), "cannot be used with its key"),
+        (TlsFiles(str(rubbish)), "cannot be used with its key: one of them is no pem; both have to be"),
     ):
         with pytest.raises(UserError) as raised:
             Certificate(wrong)
