@@ -26,7 +26,10 @@ _FAMILIES = (
     "/v1/vector_stores",
     "/v1/videos",
 )
-_SERVED = "there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/rerank"
+_SERVED = (
+    "there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/rerank and "
+    "/v1/score"
+)
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 router = APIRouter()
