@@ -17,7 +17,7 @@ from proxy.http.fields import F, Fields
 from proxy.http.json_bounds import check_counts, check_names
 from proxy.http.parameters import Text, required
 from proxy.http.request.worker_thread import beside_loop
-from proxy.http.security.admission import admit_large, who
+from proxy.http.security.admission import admit_early, who
 from proxy.http.security.http_protocol import broken_off
 from proxy.http.security.large_bodies import SMALL_BYTES, sent_in_time
 from proxy.http.settings import large_bodies_of
@@ -89,12 +89,12 @@ async def _read(request: Request, bytes_max: int) -> bytes:
     if expected > bytes_max:
         raise _too_large(bytes_max)
     if declared and expected > SMALL_BYTES:
-        await admit_large(request)
+        await admit_early(request)
     pieces = request.stream()
     try:
         body = await _pieces(pieces, bytes_max, SMALL_BYTES)
         if len(body) > SMALL_BYTES:
-            await admit_large(request)
+            await admit_early(request)
             await large_bodies_of(request).hold(request.scope, who(request), expected)
             async with sent_in_time(expected):
                 body = b"".join((body, await _pieces(pieces, bytes_max - len(body), bytes_max)))

@@ -76,6 +76,7 @@ async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int)
     found = await kept.find(request, head.id)
     if found is not None:
         return Response(bytes(found.response), media_type="application/json")
+    await admission.admit_early(request)
     others: BackgroundResponses = request.app.state.background
     place = others.take(admission.who(request), nbytes)
     runs, key = kept.running_of(request), kept.own_key(request, head.id)

@@ -1,6 +1,6 @@
 """Admission: a request gets its permit before its prompts are worked on; one with a large body gets that of its caller
 before the body is read, and it counts whatever becomes of it. Otherwise a caller could have megabytes read and parsed
-beyond its limits."""
+beyond its limits. One for the background gets it before it is answered, so that its client knows."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class _JoinedPermits:
             permit.close(tokens)
 
 
-async def admit_large(request: Request) -> None:
-    """Gets the caller's permit for a request whose body is about to be read; harmless where it was done before. Raises
-    UserError: 429."""
+async def admit_early(request: Request) -> None:
+    """Gets the caller's permit for a request whose body is about to be read, or that is answered before it is worked on;
+    harmless where it was done before. Raises UserError: 429."""
     caller, state = caller_of(request), request.scope["state"]
     if caller.limits and _EARLY not in state:
         state[_EARLY] = await market_of(request).permit(caller, None)

@@ -503,6 +503,19 @@ def test_a_permit_that_came_before_a_large_body_goes_to_the_background() -> None
     assert [permit.answer_tokens for permit in behind.permits] == [len("hello")] * 2
 
 
+def test_the_background_is_refused_at_once_beyond_the_limits_of_a_key() -> None:
+    behind = market()
+    behind.permit_refusals = [UserError("alice has 3 of 3 requests at once", status=429, code="rate_limit_exceeded")]
+    alice = Key(digest_of("secret"), Caller("alice", limits=Limits(concurrent=3)))
+
+    async def talk(client: httpx.AsyncClient) -> None:
+        asked = await client.post(PATH, json=ask(background=True), headers={"x-api-key": "secret"})
+        assert (asked.status_code, asked.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+    calling(behind, talk, keys=Keyring((alice,)))
+    assert not behind.submitted and not behind.permits
+
+
 def test_a_response_in_the_background_is_cancelled() -> None:
     def script(prompt: Any, sampling: Any) -> list[Any]:
         return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
