@@ -52,6 +52,7 @@ class LiveViewBuilder:
                 model.state,
                 model.weights,
                 tallies.get(model.spec.model) or Tally(model.spec.model),
+                generates=model.spec.manifest.pooling is None,
             )
             for model in self._node.catalogue.models().values()
         ]

@@ -36,12 +36,14 @@ class LiveInstance(Struct, frozen=True):
 
 
 class LiveModel(Struct, frozen=True):
-    """`seat` is a number that no other model has or ever had, from 0: models are told apart by it, as in colours."""
+    """`seat` is a number that no other model has or ever had, from 0: models are told apart by it, as in colours. One
+    that does not generate text makes vectors, or ranks."""
 
     seat: int
     state: str
     weights: str
     tally: Tally
+    generates: bool = True
 
 
 class SeenUntil(Struct, frozen=True):

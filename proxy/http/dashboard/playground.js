@@ -21,9 +21,10 @@ export class Playground {
   }
 
   hear({ models }) {
-    this.models = models.map(({ tally }) => tally[0]);
-    for (const { seat, tally } of models) this.seats.set(tally[0], seat);
-    if (!this.chosen && models.length) this.chosen = models.filter(({ state }) => state === "ready").slice(0, FIRST).map(({ tally }) => tally[0]);
+    const asked = models.filter(({ generates }) => generates);
+    this.models = asked.map(({ tally }) => tally[0]);
+    for (const { seat, tally } of asked) this.seats.set(tally[0], seat);
+    if (!this.chosen && asked.length) this.chosen = asked.filter(({ state }) => state === "ready").slice(0, FIRST).map(({ tally }) => tally[0]);
     this.show();
   }
 

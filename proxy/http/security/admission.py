@@ -47,8 +47,8 @@ class _JoinedPermits:
 
 
 async def admit_early(request: Request) -> None:
-    """Gets the caller's permit for a request whose body is about to be read, or that is answered before it is worked on;
-    harmless where it was done before. Raises UserError: 429."""
+    """Gets the caller's permit for a request whose body is about to be read, or that is answered before it is worked
+    on; harmless where it was done before. Raises UserError: 429."""
     caller, state = caller_of(request), request.scope["state"]
     if caller.limits and _EARLY not in state:
         state[_EARLY] = await market_of(request).permit(caller, None)

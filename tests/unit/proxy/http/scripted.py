@@ -314,7 +314,13 @@ class ScriptedMarket:
 
     async def live(self, seen: SeenUntil) -> bytes:
         models = [
-            LiveModel(seat, model.state, model.weights, self.tallies.get(name, Tally(ModelId(name))))
+            LiveModel(
+                seat,
+                model.state,
+                model.weights,
+                self.tallies.get(name, Tally(ModelId(name))),
+                generates=model.spec.manifest.pooling is None,
+            )
             for seat, (name, model) in enumerate(self.served.items())
         ]
         memory = self.memory or await self.memory_report()

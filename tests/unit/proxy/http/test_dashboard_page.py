@@ -13,7 +13,7 @@ from aegis.telemetry.history import History
 from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened, wait_until
 from tests.live.server import eventually
 from tests.unit.proxy.http.live import serving
-from tests.unit.proxy.http.scripted import keyring, says
+from tests.unit.proxy.http.scripted import keyring, pooling_market, says
 from tests.unit.proxy.http.watched import WHY, WatchedMarket
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
@@ -181,6 +181,13 @@ def test_several_models_answer_side_by_side(page: Page) -> None:
         expect(column.locator(".answer")).to_have_text(STORY)
         expect(column.locator(".note")).to_contain_text(f"{len(STORY)} tokens")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_only_models_that_generate_are_in_the_playground(browser: Browser) -> None:
+    with serving(pooling_market()) as address, opened(browser, f"{address}/dashboard") as page:
+        expect(page.locator("#model-rows tr")).to_have_count(3)
+        expect(page.locator("#columns strong")).to_have_text(["m"])
+        expect(page.locator("#add-model option")).to_have_text(["Add a model…"])
 
 
 def test_the_theme_is_kept(browser: Browser, url: str) -> None:
