@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 
-_QUOTED = re.compile(r"'([a-z_]+(?:[.\[][\w.\[\]]*)?)'")
+_QUOTED = re.compile(r"'([a-z_]+(?:[.\[][^'\s]*)?)'")
 _TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
 
 
@@ -41,7 +41,8 @@ class Translated(Struct, frozen=True):
         )
 
     def _other(self, path: str, names: Mapping[str, str]) -> str:
-        if found := _TOOL.match(path):
+        found = _TOOL.match(path)
+        if found and int(found[1]) < len(self.tools):  # what a client sent may look like a path
             rest = path[found.end() :]
             begins = next((name for name in names if name.startswith(".") and rest.startswith(name)), "")
             return f"tools[{self.tools[int(found[1])]}]{names.get(begins, '')}{rest[len(begins) :]}"

@@ -28,6 +28,13 @@ NAMES = {
         ),
         ("'tools[1].function.parameters.a'", "tools", "'tools[5].schema.a'", "tools"),
         ("'tools[0]' is wrong", "tools[0].function.name", "'tools[2]' is wrong", "tools[2].name"),
+        (
+            "'response_format.json_schema.schema.$ref' is none",
+            "response_format.json_schema.schema.$ref",
+            "'text.format.schema.$ref' is none",
+            "text.format.schema.$ref",
+        ),
+        ("'top_p' must be a number, not 'tools[99]'", "top_p", "'top_p' must be a number, not 'tools[99]'", "top_p"),
         ("the prompt is too long", None, "the prompt is too long", None),
     ],
 )
