@@ -36,10 +36,34 @@ def test_the_dockerfile_passes_its_linter() -> None:
 
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:
     copied = [
-        name for line in DOCKERFILE.read_text().splitlines() if line.startswith("COPY") for name in line.split()[1:-1]
+        name
+        for line in DOCKERFILE.read_text().splitlines()
+        if line.startswith("COPY") and "--from" not in line
+        for name in line.split()[1:-1]
     ]
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert set(copied) == let_in and all((ROOT / name).exists() for name in copied)
+
+
+def test_what_is_compiled_is_in_every_image() -> None:
+    """The C of decode steps is left out where there is no compiler, without an error."""
+    for stage in ("cpu", "cuda"):
+        _, _, text = DOCKERFILE.read_text().partition(f" AS {stage}\n")
+        text = text.partition("\nFROM ")[0]
+        assert "COPY --from=compiled" in text or "gcc" in text.partition("pip install")[0], stage
+
+
+def test_threads_are_dealt_to_instances_in_every_place() -> None:
+    """With OMP_NUM_THREADS each would have so many, however many cores there are."""
+    for place in (DOCKERFILE, CONTAINER / "compose.yaml", MANIFESTS, UNIT):
+        assert "OMP_NUM_THREADS" not in place.read_text(), place
+
+
+def test_gpus_are_given_to_the_image_that_is_made_for_them() -> None:
+    service = yaml.safe_load((CONTAINER / "compose.gpu.yaml").read_text())["services"]["aegis"]
+    assert f" AS {service['build']['target']}\n" in DOCKERFILE.read_text()
+    (devices,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
 
 
 def test_the_variables_of_the_compose_file_are_settings() -> None:
