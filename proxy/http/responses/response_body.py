@@ -181,6 +181,10 @@ def chat_request(
     choice, tools = _tools(body, text, ignored)
     if tools:
         values |= {"tools": list(tools.values())} | ({} if choice is None else {"tool_choice": choice})
+    elif choice not in (None, "auto", "none"):
+        if not body.tools:
+            raise body.invalid("tool_choice", "needs 'tools'")
+        ignored.add("tool_choice")
     if wanted := _output_format(body):
         values["response_format"] = wanted
     if variables := _variables(body, template):

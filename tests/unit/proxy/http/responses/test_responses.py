@@ -623,6 +623,8 @@ def id_of_request(request_id: str) -> str:
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
@@ -652,6 +654,12 @@ def test_an_image_is_refused_wherever_it_is_with_what_is_read() -> None:
         "'input[0]' must be a message of text, not 'input_image': the models here read text only"
     )
     assert within.json()["error"]["message"].endswith("not 'input_image': the models here read text only")
+
+
+def test_a_choice_among_tools_of_which_none_is_known_is_ignored_with_a_note() -> None:
+    reply = post(market(), PATH, ask(tools=[{"type": "web_search"}], tool_choice="required"))
+    assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tool_choice")
+    assert "x-aegis-ignored" not in post(market(), PATH, ask(tool_choice="auto")).headers
 
 
 def test_as_many_pairs_and_entries_as_openai_takes_are_taken() -> None:
