@@ -44,6 +44,9 @@ from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 _logger = logging.getLogger(__name__)
 
 REGISTRATIONS_AT_ONCE = 2
+"""Of models of this machine, and as many of those from elsewhere: a source that sends nothing keeps others from
+elsewhere waiting, and no directory."""
+
 COMING_MAX = 64
 """So many models are being registered, or wait for it, when no other may be added."""
 
@@ -125,7 +128,7 @@ class Catalogue:
         self._coming: dict[ModelId, RegisteringModel] = {}
         self._lazy = LazyModels()
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
-        self._turns = RegistrationTurns(REGISTRATIONS_AT_ONCE)
+        self._turns, self._fetching_turns = [RegistrationTurns(REGISTRATIONS_AT_ONCE) for _ in range(2)]
         self._admitting = asyncio.Lock()
         self._renewals = ImageRenewals(self)
 
@@ -295,8 +298,9 @@ class Catalogue:
                 self._come({model: coming[model]})
             report(model, text)
 
+        turns = self._turns if all([source.path for source in sources]) else self._fetching_turns
         try:
-            async with self._turns.turn([source.model for source in sources], unwanted):
+            async with turns.turn([source.model for source in sources], unwanted):
                 async for source, spec in self._register(sources, report_progress, unwanted, wanted=wanted):
                     outcome = await self._became(source, spec, unwanted)
                     if coming.pop(source.model, None):

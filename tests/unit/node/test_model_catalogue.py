@@ -289,6 +289,21 @@ def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_
     _while_adding(tmp_path, work)
 
 
+def test_sources_elsewhere_keep_no_directory_waiting(tmp_path: Path) -> None:
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        catalogue, stalled = adding.catalogue, range(REGISTRATIONS_AT_ONCE + 1)
+        more = [asyncio.create_task(catalogue.add(f"https://127.0.0.1:1/{n}/", f"far-{n}")) for n in stalled]
+        await adding.until(lambda: adding.registrar.running == 1 + REGISTRATIONS_AT_ONCE)
+        more.append(asyncio.create_task(catalogue.add(str(tmp_path / "checkpoint"), "near")))
+        await adding.until(lambda: adding.registrar.running == 2 + REGISTRATIONS_AT_ONCE)
+        for name in list(catalogue.coming()):
+            await catalogue.remove(name)
+        for task in (asked, *more):
+            await _refused(task)
+
+    _while_adding(tmp_path, work)
+
+
 def test_no_more_than_so_many_are_coming(tmp_path: Path) -> None:
     async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
