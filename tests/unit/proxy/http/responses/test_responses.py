@@ -375,12 +375,14 @@ def test_a_server_that_keeps_no_responses_says_so() -> None:
     assert calling(market(), talk, responses_ttl_s=0.0) == (False, 404)
 
 
+def stalled(prompt: Any, sampling: Any) -> list[Any]:
+    """Two tokens, and nothing more until it is cancelled."""
+    return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_running_response_is_cancelled_from_elsewhere(stream: bool) -> None:
-    def script(prompt: Any, sampling: Any) -> list[Any]:
-        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
-
-    behind, response_id = market(script), id_of_request("r")
+    behind, response_id = market(stalled), id_of_request("r")
 
     async def talk(client: httpx.AsyncClient) -> Any:
         asked = asyncio.create_task(client.post(PATH, json=ask(stream=stream), headers={"x-request-id": "r"}))
@@ -517,10 +519,7 @@ def test_the_background_is_refused_at_once_beyond_the_limits_of_a_key() -> None:
 
 
 def test_a_response_in_the_background_is_cancelled() -> None:
-    def script(prompt: Any, sampling: Any) -> list[Any]:
-        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
-
-    behind = market(script)
+    behind = market(stalled)
 
     async def talk(client: httpx.AsyncClient) -> None:
         begun = (await client.post(PATH, json=ask(background=True))).json()
@@ -549,10 +548,7 @@ def test_a_response_in_the_background_that_cannot_be_kept_has_failed() -> None:
 
 
 def test_a_response_that_is_deleted_in_the_background_ends_and_is_not_kept_again() -> None:
-    def script(prompt: Any, sampling: Any) -> list[Any]:
-        return [Delta(tokens("ab")), asyncio.Event().wait(), Finished(FinishReason.STOP)]
-
-    behind = market(script)
+    behind = market(stalled)
 
     async def talk(client: httpx.AsyncClient) -> None:
         begun = (await client.post(PATH, json=ask(background=True))).json()
