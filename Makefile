@@ -48,8 +48,9 @@ help:
 
 setup: $(TOOLS)
 
-# The stamps are written last: an install that was interrupted is done again. Compiling on all cores, and of transformers'
-# model files only those that get imported, takes a third of the time it takes pip.
+# The stamps are written last: an install that was interrupted is done again. For serving, bytecode is made of what gets
+# imported, when it is. For tests, compiling on all cores, and of transformers' model files only those that get imported,
+# takes a third of the time it takes pip.
 PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 INSTALL = $(BIN)/$(PIP)
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not
@@ -62,7 +63,6 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); the first time takes a minute or two."
 	@$(INSTALL) -e .
-	@$(COMPILE)
 	@touch $@
 
 # What testing needs besides; Triton, whose kernels are tested without a GPU, is most of it.

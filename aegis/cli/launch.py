@@ -240,20 +240,27 @@ def launch(
     return run(configuration, (source, lambda: load(options)) if source else None)
 
 
-def demo() -> int:
+def demo(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these models of it.", show_default=False)
+    ] = None,
+) -> int:
     """Make the demo market and do not serve it.
 
     It has eight tiny models, each of which knows one passage by heart. They are kept in the cache directory and made
-    only where they are missing. `aegis launch` does this by itself.
+    only where they are missing. `aegis launch` does this by itself, and serves from the first ones on.
 
     \b
-    Example:
+    Examples:
       aegis demo
+      aegis demo lighthouse-llama
     """
     from aegis.models.cache import default_cache_dir
     from aegis.models.demo.market import demo_models, make_market
 
-    make_market()
+    wanted = names or [source.model for source in demo_models(default_cache_dir())]
+    make_market(only=wanted)
     for source in demo_models(default_cache_dir()):
-        print(source.path)
+        if source.model in wanted:
+            print(source.path)
     return 0

@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -28,18 +27,17 @@ from aegis.core.role import Role
 from aegis.engine.vllm import version
 from aegis.launcher.config_watch import ConfigWatch
 from aegis.launcher.configured_models import sources_of
+from aegis.launcher.demo_making import make_first_models, make_other_models, missing_of
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
 from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
 from aegis.models.architectures import architectures_of
-from aegis.models.cache import default_cache_dir
-from aegis.models.sources import Source, is_checkpoint
+from aegis.models.sources import Source
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.policies import RECIPES, recipe
 from aegis.process import garbage_collection
-from aegis.process.child import end_with_launcher
 from aegis.process.forced_exit import killed_after_signal, on_signals
 from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
@@ -128,8 +126,10 @@ async def _serve(
         shell = stack.enter_context(killed_after_signal(drain_s + CLOSE_S + last_s))
         on_signals(stop.set, shell)
         services = await stack.enter_async_context(open_services(config))
-        if config.serves_demo and not await _first(asyncio.create_task(_make_demo()), stop):
+        if config.serves_demo and not await _first(asyncio.create_task(make_first_models()), stop):
             return 130
+        later = missing_of(sources) if config.serves_demo else []
+        sources = [source for source in sources if source not in later]
         stages = stack.enter_context(traced(config.telemetry.otlp, "proxy-0"))
         architectures = await asyncio.to_thread(architectures_of, sources)
         opening = open_market(config, services, stages=stages, architectures=architectures)
@@ -151,7 +151,9 @@ async def _serve(
         if reading:
             watch = ConfigWatch(*reading, config, market.node)
             await stack.enter_async_context(running(watch.run()))
-        _announce(console, market, listener, tls=http.tls is not None)
+        _announce(console, market, listener, later, tls=http.tls is not None)
+        if later:
+            await stack.enter_async_context(running(make_other_models(later, market.node.catalogue)))
         await _first(serving, stop)
         stop.clear()
         market.node.drain(drain_s)
@@ -249,29 +251,6 @@ def _refuse_to_migrate(config: Config) -> None:
         )
 
 
-async def _make_demo() -> None:
-    """In a process of its own, for it takes a minute, in which what is open wants to be attended to."""
-    from aegis.models.demo.market import demo_models
-
-    if all(is_checkpoint(Path(source.root)) for source in demo_models(default_cache_dir())):
-        return
-    making = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "aegis.cli.main",
-        "demo",
-        stdout=asyncio.subprocess.DEVNULL,
-        preexec_fn=end_with_launcher,
-    )
-    try:
-        if await making.wait():
-            raise UserError("the demo market could not be made; the reason is above")
-    finally:
-        if making.returncode is None:
-            making.send_signal(signal.SIGINT)  # models that are made already are kept
-            await making.wait()
-
-
 async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[Source], console: Console) -> None:
     """Registers everything and waits for the instances and proxies; at least one model has to be served."""
     refused = 0
@@ -295,7 +274,9 @@ async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[
             raise UserError(f"after {_START_S:.0f} s still {market.queries.is_ready()[1]}; see the log above") from None
 
 
-def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, tls: bool) -> None:
+def _announce(
+    console: Console, market: LiveMarket, listener: socket.socket, later: Sequence[Source], *, tls: bool
+) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -311,6 +292,8 @@ def _announce(console: Console, market: LiveMarket, listener: socket.socket, *, 
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
+    if later:
+        out.print(f"{len(later)} more models are being made, each of which is served once it is done.")
     generating = [model.spec.model for model in served if model.spec.manifest.pooling is None]
     for name in [*generating, *lazy][:1]:
         out.print("try it:")

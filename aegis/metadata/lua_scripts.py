@@ -96,17 +96,30 @@ return answers
 """Appends to many requests at once. Only the owner may: a proxy that was taken for dead does not disturb its
 successor."""
 
-RESTORE = """
--- keys: request, tokens; arguments: owner, ttl_ms, state, batch, then names and values of what else is recorded
-if redis.call('EXISTS', KEYS[1]) == 1 then return 'lost' end
-redis.call('DEL', KEYS[2])
-redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'state', ARGV[3], unpack(ARGV, 5))
-if ARGV[4] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[4]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
-return 'kept'
+CREATE = """
+-- keys: request and tokens of each; arguments: owner, ttl_ms, then of each, as many of one as of another: state, batch,
+--       names and values of what else is recorded
+local each = (#ARGV - 2) / (#KEYS / 2)
+local answers = {}
+for i = 1, #KEYS, 2 do
+  local first = 3 + (i - 1) / 2 * each
+  local answer = 'kept'
+  local owner = redis.call('HGET', KEYS[i], 'owner')
+  if owner and owner ~= ARGV[1] then
+    answer = 'lost'
+  else
+    redis.call('DEL', KEYS[i + 1])
+    redis.call('HSET', KEYS[i], 'owner', ARGV[1], 'state', ARGV[first], unpack(ARGV, first + 2, first + each - 1))
+    if ARGV[first + 1] ~= '' then redis.call('RPUSH', KEYS[i + 1], ARGV[first + 1]) end
+    redis.call('PEXPIRE', KEYS[i], ARGV[2])
+    redis.call('PEXPIRE', KEYS[i + 1], ARGV[2])
+  end
+  answers[#answers + 1] = answer
+end
+return answers
 """
-"""Writes a record again that the server lost, unless another proxy has begun it anew."""
+"""Writes records that were never claimed, and again those that the server lost, unless another proxy has begun them
+anew. A command that failed may have been carried out: what it wrote is written again."""
 
 PUBLISH = """
 -- keys: loads; arguments: lease_ms, then name and load of each instance

@@ -2,27 +2,29 @@
 
 Nothing waits for a write. Calls in flight are in memory anyway; calls that have ended and cannot be written yet are
 kept while there is room for them. Calls are claimed before any part of their answer is sent, which is the one moment
-that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile.
+that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile. Those of them that
+are answered in one piece are not claimed: their callers know no id before they have the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import islice
 
 import msgspec
 from redis.asyncio import Redis
+from redis.commands.core import AsyncScript
 
 from aegis.core.errors import UserError
 from aegis.metadata.batches import Sequence, assemble
 from aegis.metadata.claims import Claims, fields
 from aegis.metadata.connection import FAILURES, why
 from aegis.metadata.keys import Keys
-from aegis.metadata.lua_scripts import APPEND, RESTORE
+from aegis.metadata.lua_scripts import APPEND, CREATE
 from aegis.metadata.membership import Membership
 from aegis.metadata.recording import Batch, CallState, Recording
 from aegis.telemetry.logs import log
@@ -61,7 +63,7 @@ class Recorder:
         self._ttl_ms = round(ttl_s * 1000)
         self._wait_s = wait_s
         self._append = redis.register_script(APPEND)
-        self._restore = redis.register_script(RESTORE)
+        self._create = redis.register_script(CREATE)
         self._claiming: set[str] = set()  # keys of calls
         self._recordings: dict[str, Recording] = {}  # by the same: running, or ended and not all written
         failed, wanted = partial(self._failed, "claim"), self._is_here
@@ -97,9 +99,12 @@ class Recorder:
         return key in self._claiming or key in self._recordings
 
     def _begun(self, asked: RecordedCall) -> Recording:
-        """The record of a call that no other proxy can have claimed; it is claimed while its answer begins."""
+        """The record of a call that no other proxy can have claimed; it is claimed while its answer begins, if it is."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
         self._recordings[asked.key] = recording
+        if asked.whole:
+            recording.is_recorded = False
+            return recording
         recording.claim = asyncio.create_task(self._claim(recording))
         recording.claim.add_done_callback(lambda claim: claim.cancelled() or claim.exception())  # for `opened`, if ever
         return recording
@@ -202,26 +207,54 @@ class Recorder:
             self._has_unwritten.set()
 
     async def _write(self, recordings: list[Recording]) -> None:
-        batches = [recording.batch() for recording in recordings]
-        keys: list[str] = []
-        words: list[str | bytes] = []
-        for recording, batch in zip(recordings, batches, strict=True):
-            key = recording.call.key
-            keys += (self._keys.request(key), self._keys.tokens(key))
-            words += (batch.state, batch.data)
-        try:
-            answers = await self._append(keys=keys, args=[self._owner, self._ttl_ms, *words])
-        except FAILURES as error:
-            self._failed("write", error)
-            answers = [b"failed"] * len(recordings)
-        for recording, batch, answer in zip(recordings, batches, answers, strict=True):
-            await self._wrote(recording, batch, answer.decode())
+        new = [recording for recording in recordings if not recording.is_recorded]
+        known = [recording for recording in recordings if recording.is_recorded]
+        if new:
+            await self._write_new(new)
+        if known:
+            await self._write_more(known)
 
-    async def _wrote(self, recording: Recording, batch: Batch, answer: str) -> None:
-        if answer == "gone":
-            recording.forget_written()
-            batch = recording.batch()
-            answer = await self._restored(recording, batch)
+    async def _write_more(self, recordings: list[Recording]) -> None:
+        batches = [recording.batch() for recording in recordings]
+        words = [word for batch in batches for word in (batch.state, batch.data)]
+        gone = list[Recording]()
+        for recording, batch, answer in zip(
+            recordings, batches, await self._run(self._append, recordings, words, "write"), strict=True
+        ):
+            if answer == "gone":
+                recording.forget_written()
+                gone.append(recording)
+            else:
+                self._wrote(recording, batch, answer)
+        if gone:
+            self.counters.restored += await self._write_new(gone)
+
+    async def _write_new(self, recordings: list[Recording]) -> int:
+        """The number of those that the server answers of."""
+        batches = [recording.batch() for recording in recordings]
+        words = list[str | bytes | int]()
+        for recording, batch in zip(recordings, batches, strict=True):
+            words += (batch.state, batch.data, "fingerprint", recording.call.fingerprint)
+            words += fields(recording.call, recording.seed)
+        answers = await self._run(self._create, recordings, words, "restore")
+        for recording, batch, answer in zip(recordings, batches, answers, strict=True):
+            self._wrote(recording, batch, answer)
+        return len(answers) - answers.count("failed")
+
+    async def _run(
+        self, script: AsyncScript, recordings: list[Recording], words: Collection[str | bytes | int], what: str
+    ) -> list[str]:
+        """A word of each; `failed` where the server cannot be reached."""
+        calls = [recording.call.key for recording in recordings]
+        keys = [key for call in calls for key in (self._keys.request(call), self._keys.tokens(call))]
+        try:
+            answers = await script(keys=keys, args=[self._owner, self._ttl_ms, *words])
+        except FAILURES as error:
+            self._failed(what, error)
+            return ["failed"] * len(recordings)
+        return [answer.decode() for answer in answers]
+
+    def _wrote(self, recording: Recording, batch: Batch, answer: str) -> None:
         match answer:
             case "kept":
                 self.counters.written_batches += bool(batch.data)
@@ -233,26 +266,6 @@ class Recorder:
                 self._settle(recording)
             case _:
                 self._changed(recording)
-
-    async def _restored(self, recording: Recording, batch: Batch) -> str:
-        asked = recording.call
-        try:
-            answer: bytes = await self._restore(
-                keys=[self._keys.request(asked.key), self._keys.tokens(asked.key)],
-                args=[
-                    self._owner,
-                    self._ttl_ms,
-                    batch.state,
-                    batch.data,
-                    *("fingerprint", asked.fingerprint),
-                    *fields(asked, recording.seed),
-                ],
-            )
-        except FAILURES as error:
-            self._failed("restore", error)
-            return "failed"
-        self.counters.restored += 1
-        return answer.decode()
 
     def _settle(self, recording: Recording) -> None:
         recording.settle()

@@ -58,6 +58,7 @@ class Recording:
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
         self.claim: asyncio.Task[None] | None = None  # on its way, or refused
+        self.is_recorded = True  # as far as this proxy knows
         self._known = known  # until there is a handle of it
         self._unfinished = {number for number, sequence in enumerate(known) if sequence.finish is None}
         self._changed = changed
@@ -125,11 +126,13 @@ class Recording:
     def wrote(self, batch: Batch) -> bool:
         """Whether nothing is left to be written."""
         self._written = batch.parts
+        self.is_recorded = True
         return not self._new and batch.parts == len(self._parts) and batch.state is self.state
 
     def forget_written(self) -> None:
         """The record is gone: all is to be written again."""
         self._written = 0
+        self.is_recorded = False
 
     def settle(self) -> None:
         """Nothing of it is written any more, so nothing is kept for that."""

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aegis.core.errors import UserError
+from aegis.models.demo.market import make_market
 from bench.common.processes import end
 
 _START_S = 180.0
@@ -25,6 +26,8 @@ _KEPT = {"AEGIS_TELEMETRY_SPANS": "2000000", "AEGIS_TELEMETRY_RECORDS": "500000"
 def served(options: Sequence[str], *, remembers: bool = True) -> Iterator[str]:
     """The address of a server that was launched with these options; it remembers all it does, or as much as servers do
     by default. It is ended afterwards. Raises UserError, with its last words, where it does not come up."""
+    if "--models" not in options and "--config" not in options:
+        make_market()  # else it would serve those first that are made first
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
     with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
         process = subprocess.Popen(

@@ -24,6 +24,7 @@ class RecordedCall(Struct, frozen=True):
     sampling: Sampling  # of the first sequence
     sequences: int
     is_new: bool = False  # its id is known to no other proxy
+    whole: bool = False  # its caller learns its id, if it is new, when its answer has ended
     caller: str = ""
 
     @property

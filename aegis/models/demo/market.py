@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context, parent_process
@@ -23,7 +23,8 @@ from aegis.models.cache import default_cache_dir, locked, replacing
 from aegis.models.demo.recipes import RECIPES, STEPS, edition
 from aegis.models.sources import Source, is_checkpoint
 
-_WORKERS = 2
+WORKERS = 2
+"""So many models are made at a time."""
 
 
 def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: B008
@@ -31,15 +32,25 @@ def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: 
     return [Source(ModelId(name), path=str(_market(cache_dir) / name), slo=slo) for name in RECIPES]
 
 
-def make_market(cache_dir: Path | None = None) -> None:
+def missing_models(cache_dir: Path) -> list[str]:
+    """Those of the market that are still to be made, in its order."""
+    return [name for name in RECIPES if not is_checkpoint(_market(cache_dir) / name)]
+
+
+def make_market(cache_dir: Path | None = None, only: Collection[str] = tuple(RECIPES)) -> None:
     """Trains the models that are missing, in two processes, and shows how far it is.
 
     A model appears in the cache whole or not at all: an interrupted run goes on where it was. Of two runs at a time
-    the second waits for the first and finds nothing left to do. Raises UserError if a process fails.
+    the second waits for the first and finds nothing left to do. Raises UserError if a process fails, or if one of
+    `only` is none of the market's.
     """
-    market = _market(cache_dir or default_cache_dir())
+    for name in only:
+        if name not in RECIPES:
+            raise UserError(f"'{name}' is none of the demo market's models, which are {', '.join(RECIPES)}")
+    cache_dir = cache_dir or default_cache_dir()
+    market = _market(cache_dir)
     with locked(market):
-        missing = [name for name in RECIPES if not is_checkpoint(market / name)]
+        missing = [name for name in missing_models(cache_dir) if name in only]
         if missing:
             market.mkdir(exist_ok=True)
             _make(missing, market)
@@ -50,7 +61,7 @@ def _market(cache_dir: Path) -> Path:
 
 
 def _make(missing: Sequence[str], market: Path) -> None:
-    shares = [share for nth in range(_WORKERS) if (share := missing[nth::_WORKERS])]
+    shares = [share for nth in range(WORKERS) if (share := missing[nth::WORKERS])]
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[names]}"), TimeElapsedColumn())
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))

@@ -116,6 +116,7 @@ def _recorded_call(
         structs.replace(parameters.sampling, max_tokens=sequences[0].max_tokens, seed=parameters.seed),
         len(sequences) * parameters.choices,
         is_new(request),
+        not parameters.stream,
         caller_of(request).name,
     )
 

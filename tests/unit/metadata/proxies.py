@@ -48,10 +48,16 @@ async def die(server: RedisServer, store: Store) -> None:
 
 
 def asked(
-    request: str = "r", *, fingerprint: str = "f", seed: int = 7, sequences: int = 1, is_new: bool = False
+    request: str = "r",
+    *,
+    fingerprint: str = "f",
+    seed: int = 7,
+    sequences: int = 1,
+    is_new: bool = False,
+    whole: bool = False,
 ) -> RecordedCall:
     sampling = Sampling(max_tokens=100, seed=seed)
-    return RecordedCall(request, fingerprint, ModelId("m"), Slo(1, 1), sampling, sequences, is_new)
+    return RecordedCall(request, fingerprint, ModelId("m"), Slo(1, 1), sampling, sequences, is_new, whole)
 
 
 def tokens(*ids: int) -> tuple[Token, ...]:

@@ -89,6 +89,46 @@ def test_a_call_with_a_new_id_is_refused_where_it_cannot_be_claimed(redis: Redis
     asyncio.run(main())
 
 
+def test_a_new_call_that_is_answered_in_one_piece_waits_for_no_server_and_is_recorded(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as first, proxy(redis) as second:
+            redis.pause()
+            told = {}
+            for name, end in (("finished", [Finished(FinishReason.LENGTH)]), ("left", [])):
+                call = await first.records.open(asked(name, is_new=True, whole=True))
+                told[name] = await read(call, Delta(tokens(1, 2)), *end)
+                await call.opened()
+                call.close()
+            redis.resume()
+            await written(first)
+            assert first.records.counters.restored == 0
+            again = await second.records.open(asked("finished", seed=8))
+            assert (again.seed, second.records.counters.replayed) == (7, 1)
+            assert (await read(again)).tokens == told["finished"].tokens
+            again = await second.records.open(asked("left", seed=8))
+            assert again.seed == 7
+            assert (await read(again, Finished(FinishReason.STOP))).sent == (1, 2)
+            assert (await refusal(second, "finished", fingerprint="g")).code == "request_id_reused"
+
+    asyncio.run(main())
+
+
+def test_a_record_whose_writing_was_not_answered_is_written_again(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as first, proxy(redis) as second:
+            call = await first.records.open(asked(is_new=True, whole=True))
+            await read(call, Delta(tokens(1, 2)))
+            await written(first)
+            call.forget_written()
+            told = await read(call, Delta(tokens(3)), Finished(FinishReason.STOP))
+            call.close()
+            await written(first)
+            again = await read(await second.records.open(asked()))
+            assert [token.id for token in again.tokens] == [1, 2, 3], told
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("begun", "fingerprint", "refused"),
     [

@@ -1,0 +1,107 @@
+"""The demo market where it is not there yet: a server starts when its first models are made, and serves each of the
+others once it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from pathlib import Path
+
+from aegis.core.errors import ModelRefused, UserError
+from aegis.models.cache import default_cache_dir
+from aegis.models.sources import Source, is_checkpoint
+from aegis.node.model_catalogue import Catalogue
+from aegis.process.child import end_with_launcher
+from aegis.telemetry.logs import log
+
+_NICER = 10
+"""What is made beside serving takes what serving leaves."""
+
+_LOOK_S = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+async def make_first_models() -> None:
+    """Returns when some of the market are there. Raises UserError."""
+    from aegis.models.demo.market import WORKERS, missing_models
+    from aegis.models.demo.recipes import RECIPES
+
+    missing = missing_models(default_cache_dir())
+    if len(missing) < len(RECIPES):
+        return
+    making = await _start(missing[:WORKERS])
+    try:
+        if await making.wait():
+            raise UserError("the demo market could not be made; the reason is above")
+    finally:
+        await _end(making)
+
+
+def missing_of(sources: Sequence[Source]) -> list[Source]:
+    """Those of the demo market that are still to be made."""
+    from aegis.models.demo.market import demo_models
+
+    market = {source.root for source in demo_models(default_cache_dir())}
+    return [source for source in sources if source.root in market and not is_checkpoint(Path(source.root))]
+
+
+async def make_other_models(missing: Sequence[Source], catalogue: Catalogue) -> None:
+    """Registers each when it is made. Returns when all are served or refused, or when they cannot be made, for which
+    the log has the reason."""
+    making = await _start([source.model for source in missing], beside=True)
+    saying = asyncio.create_task(making.communicate())
+    left = list(missing)
+    try:
+        while left:
+            await asyncio.wait([saying], timeout=_LOOK_S)
+            ended = saying.done()  # before looking: what was made last is found
+            made = [source for source in left if is_checkpoint(Path(source.root))]
+            left = [source for source in left if source not in made]
+            await _register(made, catalogue)
+            if ended and left:
+                said = saying.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
+                reason = said or f"its process ended with code {making.returncode}"
+                log(_logger, logging.WARNING, "the rest of the demo market is not made", {"reason": reason})
+                return
+    finally:
+        await _end(making)
+        await saying
+
+
+async def _register(made: Sequence[Source], catalogue: Catalogue) -> None:
+    if not made:
+        return
+    async for source, outcome in catalogue.register(made):
+        if isinstance(outcome, ModelRefused):
+            _logger.warning("refused %s: %s", source.model, outcome.message)
+        else:
+            log(_logger, logging.INFO, "model added", {"model": source.model})
+
+
+async def _start(names: Sequence[str], *, beside: bool = False) -> Process:
+    """In a process of its own, for it takes a minute, in which what is open wants to be attended to."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "aegis.cli.main", "demo", *names),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE if beside else None,
+        preexec_fn=_follow_nicely if beside else end_with_launcher,
+    )
+
+
+def _follow_nicely() -> None:
+    end_with_launcher()
+    os.setpgid(0, 0)  # Ctrl-C is for the launcher
+    os.nice(_NICER)
+
+
+async def _end(making: Process) -> None:
+    """Models that are made already are kept."""
+    if making.returncode is None:
+        making.send_signal(signal.SIGINT)
+        await making.wait()
