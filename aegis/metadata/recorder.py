@@ -33,7 +33,8 @@ from proxy.http.call_records import RecordedCall
 _logger = logging.getLogger(__name__)
 
 _ROUND_S = 0.1
-_AT_ONCE = 32  # requests in one command: what is asked meanwhile waits for it, and each command costs some 0.4 ms
+_FEW = 8  # requests in one command, of which each costs some 0.4 ms, as long as that makes few commands
+_AT_ONCE = 32  # requests in one command, at most: what is asked meanwhile waits for it
 _COMMANDS_MAX = 8  # in a round: of very many requests each is written more seldom
 _AT_LAST = 256  # requests in one command when no request is served any more
 _ENDED_MAX = 4096  # that wait to be written
@@ -162,12 +163,12 @@ class Recorder:
         now_s = asyncio.get_running_loop().time
         while True:
             await self._has_unwritten.wait()
-            began_s, commands = now_s(), commands_for(len(self._dirty))
+            began_s, commands, each = now_s(), *commands_for(len(self._dirty))
             for number in range(1, commands + 1):
                 await asyncio.sleep(began_s + _ROUND_S * number / commands - now_s())
                 await self._membership.up.wait()
                 self._has_unwritten.clear()
-                await self._flush(_AT_ONCE)
+                await self._flush(each)
             self._drop_surplus()
 
     async def keep_for_ever(self) -> None:
@@ -285,9 +286,10 @@ class Recorder:
         self._membership.report_failure()
 
 
-def commands_for(waiting: int) -> int:
-    """The number of commands that write so many requests in a round, or as many of them as a round may."""
-    return min(max(-(-waiting // _AT_ONCE), 1), _COMMANDS_MAX)
+def commands_for(waiting: int) -> tuple[int, int]:
+    """The number of commands that write so many requests in a round, and how many of them each writes at most."""
+    commands = min(max(-(-waiting // _FEW), 1), _COMMANDS_MAX)
+    return commands, min(max(-(-waiting // commands), _FEW), _AT_ONCE)
 
 
 def _refuse(request: str, word: str) -> None:

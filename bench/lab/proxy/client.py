@@ -102,8 +102,9 @@ class Connection(asyncio.Protocol):
         self._begun: asyncio.Future[None] = loop.create_future()
 
     def _is_whole(self) -> bool:
-        if self.reply.endswith(_LAST_CHUNK):
-            return True
         head = self.reply.find(_HEAD_END)
-        length = _LENGTH.search(self.reply, 0, head) if head >= 0 else None
-        return length is not None and len(self.reply) - head - len(_HEAD_END) >= int(length[1])
+        if head < 0:
+            return False
+        body = head + len(_HEAD_END)
+        length = _LENGTH.search(self.reply, 0, head)
+        return len(self.reply) - body >= int(length[1]) if length else self.reply.endswith(_LAST_CHUNK, body)
