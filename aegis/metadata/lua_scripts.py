@@ -121,6 +121,11 @@ return answers
 """Writes records that were never claimed, and again those that the server lost, unless another proxy has begun them
 anew. A command that failed may have been carried out: what it wrote is written again."""
 
+KEEP = """
+-- keys: responses; arguments: ttl_ms, then the text of each
+for i, response in ipairs(KEYS) do redis.call('SET', response, ARGV[i + 1], 'PX', ARGV[1]) end
+"""
+
 PUBLISH = """
 -- keys: loads; arguments: lease_ms, then name and load of each instance
 local time = redis.call('TIME')

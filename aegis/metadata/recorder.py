@@ -2,8 +2,8 @@
 
 Nothing waits for a write. Calls in flight are in memory anyway; calls that have ended and cannot be written yet are
 kept while there is room for them. Calls are claimed before any part of their answer is sent, which is the one moment
-that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile. Those of them that
-are answered in one piece are not claimed: their callers know no id before they have the answer.
+that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile. Of those, calls
+that are answered in one piece are not claimed: their callers know no id before they have the answer.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Recorder:
         return key in self._claiming or key in self._recordings
 
     def _begun(self, asked: RecordedCall) -> Recording:
-        """The record of a call that no other proxy can have claimed; it is claimed while its answer begins, if it is."""
+        """The record of a call that no other proxy can have claimed. A stream is claimed while its answer begins."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
         self._recordings[asked.key] = recording
         if asked.whole:

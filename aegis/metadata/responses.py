@@ -1,13 +1,34 @@
-"""Responses that are kept for later requests, in the store that all proxies share."""
+"""Responses that are kept for later requests, in the store that all proxies share.
+
+Clients do not wait until what they were answered is kept: responses are written soon afterwards, many with one command.
+Until then this proxy knows them, and other proxies look a second time for what they do not find.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from redis.asyncio import Redis
 
 from aegis.core.errors import UserError
 from aegis.metadata.connection import FAILURES, why
 from aegis.metadata.keys import Keys
+from aegis.metadata.lua_scripts import KEEP
 from aegis.metadata.membership import Membership
+from aegis.telemetry.logs import log
+
+_ROUND_S = 0.025
+_LOOK_AGAIN_S = 0.1
+_WRITTEN_LATER_BYTES_MAX = 256 << 10  # of one response; a command with it would delay others
+_UNWRITTEN_BYTES_MAX = 8 << 20
+_COMMAND_BYTES = 256 << 10
+
+_Answer = TypeVar("_Answer")
+_logger = logging.getLogger(__name__)
 
 
 class StoredResponses:
@@ -19,28 +40,95 @@ class StoredResponses:
         self._keys = keys
         self._membership = membership
         self._ttl_ms = round(ttl_s * 1000)
+        self._script = redis.register_script(KEEP)
+        self._unwritten: dict[str, bytes] = {}  # with those of the present command
+        self._unwritten_bytes = 0
+        self._has_unwritten = asyncio.Event()
+        self._one_writer = asyncio.Lock()
 
     async def keep(self, key: str, stored: bytes) -> None:
-        try:
-            await self._redis.set(self._keys.response(key), stored, px=self._ttl_ms)
-        except FAILURES as error:
-            raise self._unavailable(error) from None
+        async with self._one_writer:  # or what was said before would be written after it
+            self._forget(key)
+            await self._told(self._redis.set(self._keys.response(key), stored, px=self._ttl_ms))
+
+    async def keep_soon(self, key: str, stored: bytes) -> None:
+        nbytes = len(stored)
+        has_room = nbytes <= _WRITTEN_LATER_BYTES_MAX and self._unwritten_bytes + nbytes <= _UNWRITTEN_BYTES_MAX
+        if not has_room or not self._membership.up.is_set():
+            await self.keep(key, stored)
+            return
+        self._forget(key)
+        self._unwritten[key] = stored
+        self._unwritten_bytes += nbytes
+        self._has_unwritten.set()
 
     async def find(self, key: str) -> bytes | None:
-        try:
-            found = await self._redis.get(self._keys.response(key))
-        except FAILURES as error:
-            raise self._unavailable(error) from None
-        assert not isinstance(found, str)
+        if (unwritten := self._unwritten.get(key)) is not None:
+            return unwritten
+        found = await self._find(key)
+        if found is None:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            found = await self._find(key)
         return found
 
     async def remove(self, key: str) -> bool:
-        try:
-            return bool(await self._redis.delete(self._keys.response(key)))
-        except FAILURES as error:
-            raise self._unavailable(error) from None
+        async with self._one_writer:
+            unwritten = self._forget(key)
+            removed = await self._told(self._redis.delete(self._keys.response(key)))
+        return unwritten or bool(removed)
 
-    def _unavailable(self, error: BaseException) -> UserError:
-        self._membership.report_failure()
-        message = f"kept responses cannot be reached: {why(error)}"
-        return UserError(message, status=503, code="store_unavailable", kind="server_error")
+    async def write_for_ever(self) -> None:
+        while True:
+            await self._has_unwritten.wait()
+            await asyncio.sleep(_ROUND_S)
+            await self.write()
+
+    async def write(self) -> None:
+        """All that is unwritten now. What cannot be written is dropped."""
+        self._has_unwritten.clear()
+        left = list(self._unwritten)
+        while left:
+            async with self._one_writer:
+                batch, nbytes = dict[str, bytes](), 0
+                while left and nbytes < _COMMAND_BYTES:
+                    if (key := left.pop()) in self._unwritten:
+                        batch[key] = self._unwritten[key]
+                        nbytes += len(batch[key])
+                if batch:
+                    await self._write(batch)
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Writes what is left, for a limited time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.write()
+
+    async def _write(self, batch: dict[str, bytes]) -> None:
+        try:
+            await self._script(keys=[self._keys.response(key) for key in batch], args=[self._ttl_ms, *batch.values()])
+        except FAILURES as error:
+            self._membership.report_failure()
+            log(_logger, logging.WARNING, "responses are not kept", {"responses": len(batch), "reason": why(error)})
+        for key, stored in batch.items():
+            if self._unwritten.get(key) is stored:
+                self._forget(key)
+
+    def _forget(self, key: str) -> bool:
+        """Whether it was unwritten."""
+        stored = self._unwritten.pop(key, None)
+        self._unwritten_bytes -= len(stored or b"")
+        return stored is not None
+
+    async def _find(self, key: str) -> bytes | None:
+        found = await self._told(self._redis.get(self._keys.response(key)))
+        assert not isinstance(found, str)
+        return found
+
+    async def _told(self, answer: Awaitable[_Answer]) -> _Answer:
+        """Raises UserError."""
+        try:
+            return await answer
+        except FAILURES as error:
+            self._membership.report_failure()
+            message = f"kept responses cannot be reached: {why(error)}"
+            raise UserError(message, status=503, code="store_unavailable", kind="server_error") from None

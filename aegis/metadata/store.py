@@ -103,6 +103,7 @@ class Store:
         self._run(self.membership.renew_for_ever())
         self._run(self.records.write_for_ever())
         self._run(self.records.keep_for_ever())
+        self._run(self.responses.write_for_ever())
 
     def report_to(self, registry: CollectorRegistry) -> None:
         """The state of the store is among the metrics from now on."""
@@ -118,6 +119,7 @@ class Store:
 
     async def close(self) -> None:
         await self.records.close()
+        await self.responses.close()
         await cancelled(*self._tasks)
         await self.membership.leave()
 

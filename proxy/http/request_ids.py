@@ -3,7 +3,7 @@ else a random one. It comes back as `X-Request-Id`, stands in the reply's `id` a
 
 from __future__ import annotations
 
-from uuid import uuid4
+from os import urandom
 
 from fastapi import Request
 from starlette.types import Scope
@@ -20,7 +20,7 @@ def is_request_id(value: str) -> bool:
 
 
 def new_id() -> str:
-    return uuid4().hex
+    return urandom(16).hex()
 
 
 def assign(scope: Scope) -> None:

@@ -78,19 +78,28 @@ async def conversation_before(request: Request, previous: str | None) -> KeptCon
 async def keep_if_it_can_be(request: Request, response: ResponseObject, before: KeptConversation) -> None:
     """An answer that is there is given, whether it can be kept or not."""
     try:
-        await keep(request, response, before)
+        await store_of(request).keep_soon(*await _stored(request, response, _with(before, response)))
     except UserError as error:
         note(request.scope, kept=f"no: {error.message}")
 
 
 async def keep(request: Request, response: ResponseObject, before: KeptConversation) -> None:
     """Raises UserError: as `put` does."""
+    await put(request, response, _with(before, response))
+
+
+def _with(before: KeptConversation, response: ResponseObject) -> KeptConversation:
     answer = kept_calls(said(response.output))
-    await put(request, response, KeptConversation([*before.messages, answer], before.nbytes))
+    return KeptConversation([*before.messages, answer], before.nbytes)
 
 
 async def put(request: Request, response: ResponseObject, conversation: KeptConversation) -> None:
     """Raises UserError: 503; 400 where it is too large, or would take too long to read again."""
+    await store_of(request).keep(*await _stored(request, response, conversation))
+
+
+async def _stored(request: Request, response: ResponseObject, conversation: KeptConversation) -> tuple[str, bytes]:
+    """Its key and what is kept. Raises UserError: 400."""
 
     def encoded() -> bytes:
         stored = encode(StoredResponse(Raw(encode(response)), list(conversation.messages)))
@@ -100,4 +109,4 @@ async def put(request: Request, response: ResponseObject, conversation: KeptConv
         return stored
 
     stored = await beside_loop(encoded, conversation.nbytes, few=SMALL_BYTES)
-    await store_of(request).keep(own_key(request, response.id), stored)
+    return own_key(request, response.id), stored

@@ -34,6 +34,11 @@ class ResponseStore(Protocol):
         """Raises UserError: 503 where it cannot be reached."""
         ...
 
+    async def keep_soon(self, key: str, stored: bytes) -> None:
+        """As `keep`, but it may be written later: every proxy finds it, though it is lost with this one if that dies at
+        once."""
+        ...
+
     async def find(self, key: str) -> bytes | None:
         """None where there is none, or it was too long ago. Raises UserError: 503."""
         ...
@@ -72,6 +77,8 @@ class ResponseMemory:
                 break
             self._drop(oldest)
 
+    keep_soon = keep
+
     async def find(self, key: str) -> bytes | None:
         if self._is_over(key):
             self._drop(key)
@@ -99,6 +106,8 @@ class NodeResponses:
 
     async def keep(self, key: str, stored: bytes) -> None:
         await self._queries.keep_response(key, stored)
+
+    keep_soon = keep
 
     async def find(self, key: str) -> bytes | None:
         return await self._queries.find_response(key)

@@ -1,4 +1,4 @@
-"""A demo market that is made while a server runs: models are served as they come, and what ends their making is told."""
+"""A demo market that is made while a server runs: models are served as they come, and what ends that is told."""
 
 from __future__ import annotations
 
