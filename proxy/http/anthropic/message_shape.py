@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import cast
 
@@ -40,7 +41,10 @@ class MessageShape:
         self._asked = asked
         self._id = f"msg_{asked.request_id}"
         self._reader = ChatReader(asked.reading)
-        self._events = MessageEvents(self._call_id)
+        tools = asked.reading.tools
+        mistral = bool(tools and tools.form is MISTRAL)
+        # of no method: in a cycle all of a request would wait to be collected
+        self._events = MessageEvents(partial(_call_id, self._id, mistral=mistral))
         self._last = Piece()
 
     def begun(self) -> bytes:
@@ -100,11 +104,11 @@ class MessageShape:
             cache_read_input_tokens=cached,
         )
 
-    def _call_id(self, call: int) -> str:
-        """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
-        digest = blake2b(f"{self._id} {call}".encode(), digest_size=12).hexdigest()
-        tools = self._asked.reading.tools
-        return digest[:9] if tools and tools.form is MISTRAL else f"toolu_{digest}"
+
+def _call_id(message_id: str, call: int, *, mistral: bool) -> str:
+    """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+    digest = blake2b(f"{message_id} {call}".encode(), digest_size=12).hexdigest()
+    return digest[:9] if mistral else f"toolu_{digest}"
 
 
 def failure(error: UserError, request_id: str) -> bytes:

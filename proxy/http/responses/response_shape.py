@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import cast
 
@@ -54,9 +55,10 @@ class ResponseShape:
         """`head` is the response as it begins."""
         self._head = structs.replace(head, model=asked.served.spec.model)
         self._callbacks = callbacks
-        self._mistral = bool(asked.reading.tools and asked.reading.tools.form is MISTRAL)
+        mistral = bool(asked.reading.tools and asked.reading.tools.form is MISTRAL)
         self._reader = ChatReader(asked.reading)
-        self._events = ResponseEvents(self._name_item, self._name_call)
+        names = partial(item_id, self._head), partial(_call_id, self._head, mistral=mistral)
+        self._events = ResponseEvents(*names)  # of no method: in a cycle all of a request would wait to be collected
         self._text = asked.text if asked.logprobs else None
         self._sent = 0
         self._unsaid: list[Scored] = []  # tokens whose text is still to come
@@ -144,17 +146,15 @@ class ResponseShape:
             usage=told,
         )
 
-    def _name_item(self, kind: str, index: int) -> str:
-        return item_id(self._head, kind, index)
-
-    def _name_call(self, call: int) -> str:
-        """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
-        name = item_id(self._head, "call", call)
-        return name.removeprefix("call_")[:9] if self._mistral else name
-
 
 def item_id(head: ResponseObject, kind: str, index: int) -> str:
     return f"{kind}_{blake2b(f'{head.id} {kind} {index}'.encode(), digest_size=16).hexdigest()}"
+
+
+def _call_id(head: ResponseObject, call: int, *, mistral: bool) -> str:
+    """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+    name = item_id(head, "call", call)
+    return name.removeprefix("call_")[:9] if mistral else name
 
 
 def failure(events: ResponseEvents, head: ResponseObject, error: UserError) -> bytes:
