@@ -286,7 +286,6 @@ _ONE_BY_ONE = "its prompts run one by one here; SGLang prefills batches of them"
 _HALF = "a prompt that begins beside a decode has half of the GPUs to its end"
 _LAYERS = "it was profiled, and stops between layers at no cost"
 _ESTIMATES = "estimates of pieces at that depth err by up to a fifth"
-_ONE_LOOP = "one loop reads, checks, records and answers, which is two milliseconds of processor time"
 _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
@@ -322,9 +321,6 @@ MISSED = {
     "live overload: goodput": "four times the requests take a sixth of what instances had of the cores, and for "
     "every 10 prompts that are computed where all of a model's requests are served first, 17 are, each as long as 40 "
     "tokens",
-    "chat: added to a request, p99": _ONE_LOOP,
-    "responses: added to a request, p50": _ONE_LOOP,
-    "responses: added to a request, p99": _ONE_LOOP,
     "live overload: health": "the loop has to wait for a core",
     "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
