@@ -22,6 +22,8 @@ from aegis.core.step_terms import decode_terms, prefill_terms
 _DECAY: Final = 0.98  # an observation's weight halves after 34 newer ones
 _PRIOR_WEIGHT: Final = 0.05
 _DOUBTED: Final = 1 / 100  # so much of that weight counts where a prior may contradict what was observed
+_MEAN_MAX: Final = 4.0  # times its fit, a mean is at most
+_FEW: Final = 12  # observations do not tell costs that vary from one that was an outlier; twice as many do
 _FLOOR_NS: Final = 1_000
 _FRESH_SHARE: Final = 1 / 4  # of the weight of all observations: so much that is new is worth a fit
 _TOLERANCE: Final = 0.01  # an estimate that moves by less stays as it was
@@ -71,7 +73,7 @@ class Prior:
 
 
 class LinearFit:
-    """cost ≈ Σ cᵢ·xᵢ by exponentially weighted least squares on relative errors.
+    """The mean cost ≈ Σ cᵢ·xᵢ, by exponentially weighted least squares on relative errors.
 
     The prior gives the shape where there are no observations. Its level follows them: a device ten times slower than
     its bound is so at every length.
@@ -101,11 +103,24 @@ class LinearFit:
     def at(self, features: Features) -> float:
         return max(_dot(self.coefficients, features), float(_FLOOR_NS))
 
+    def _mean(self, fitted: Features) -> Features:
+        """What is planned with sums of costs needs their mean, and a fit of relative errors is less than that where
+        costs vary: if the logarithm of fit ÷ cost varies normally by σ, its mean is e^-σ² in the fit, and the mean of
+        the costs is e^2σ² times the fit."""
+        a, b, c = fitted
+        relative = (a * self._data.x + b * self._data.y + c * self._data.z) / self._total
+        known = min(max(self._total / _FEW - 1, 0.0), 1.0)
+        if relative >= 1.0 or not known:
+            return fitted
+        more = min(relative ** (-2 * known), _MEAN_MAX)
+        return a * more, b * more, c * more
+
     def _refit(self) -> bool:
         self._fresh = 0
         prior, (squares, linear) = self._prior, self._level
         a, b, c = self.coefficients
-        p, q, r = fitted = prior.unscaled(self._data.solve(prior.squares, _PRIOR_WEIGHT, linear / squares))
+        solved = self._data.solve(prior.squares, _PRIOR_WEIGHT, linear / squares)
+        p, q, r = fitted = prior.unscaled(self._mean(solved))
         for x, y, z in prior.points:
             before = a * x + b * y + c * z
             if abs(p * x + q * y + r * z - before) > _TOLERANCE * abs(before):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -100,6 +101,37 @@ def test_rows_cost_what_steps_show(seed: int) -> None:
 def test_without_steps_rows_cost_nothing() -> None:
     latency = Latency(manifest(), HARDWARE)
     assert latency.decode_ns(5_000, 64) == pytest.approx(latency.decode_ns(5_000, 1), rel=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.5])
+def test_costs_that_vary_are_predicted_by_their_mean(sigma: float) -> None:
+    """Or a plan of many runs would be too short by what they vary."""
+    latency, draw = Latency(manifest(), HARDWARE), Stream(5, "noise")
+    believed, took = (
+        dict.fromkeys(("switch", "prefill", "decode"), 0.0),
+        dict.fromkeys(("switch", "prefill", "decode"), 0.0),
+    )
+    for number in range(1500):
+        tokens = 20 + draw.below(2000)
+        now = {
+            "switch": (latency.switch_ns(), switch_truth() * lognormal(draw, sigma)),
+            "prefill": (latency.prefill_ns(tokens), prefill_truth(tokens) * lognormal(draw, sigma)),
+            "decode": (latency.decode_ns(tokens), decode_truth(tokens) * lognormal(draw, sigma)),
+        }
+        latency.saw_switch(round(now["switch"][1]))
+        latency.saw_prefill(tokens, round(now["prefill"][1]))
+        latency.saw_decode(tokens, round(now["decode"][1]))
+        if number > 100:
+            for kind, (expected, cost) in now.items():
+                believed[kind] += expected
+                took[kind] += cost
+    for kind, total in believed.items():
+        assert total == pytest.approx(took[kind], rel=0.08), kind
+
+
+def lognormal(draw: Stream, sigma: float) -> float:
+    """Box-Muller."""
+    return math.exp(sigma * math.sqrt(-2 * math.log(1 - draw.uniform())) * math.cos(2 * math.pi * draw.uniform()))
 
 
 def test_what_changes_is_followed() -> None:
