@@ -52,32 +52,36 @@ def missing_of(sources: Sequence[Source]) -> list[Source]:
 
 
 async def make_other_models(missing: Sequence[Source], catalogue: Catalogue) -> None:
-    """Registers each when it is made. Returns when all are served or refused, or when they cannot be made, for which
-    the log has the reason."""
+    """Registers each when it is made; requests for it wait meanwhile. Returns when all are served or refused, or when
+    they cannot be made, for which the log has the reason."""
+    left = {source: catalogue.expect(source, "is being made") for source in missing}
     making = await _start([source.model for source in missing], beside=True)
     saying = asyncio.create_task(making.communicate())
-    left = list(missing)
     try:
         while left:
             await asyncio.wait([saying], timeout=_LOOK_S)
             ended = saying.done()  # before looking: what was made last is found
-            made = [source for source in left if is_checkpoint(Path(source.root))]
-            left = [source for source in left if source not in made]
-            await _register(made, catalogue)
+            for source, unwanted in [*left.items()]:
+                made = is_checkpoint(Path(source.root))
+                if made or source.model in unwanted:
+                    del left[source]
+                    catalogue.expect_no_more(source.model)
+                if made and source.model not in unwanted:
+                    await _register(source, catalogue)
             if ended and left:
                 said = saying.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
                 reason = said or f"its process ended with code {making.returncode}"
                 log(_logger, logging.WARNING, "the rest of the demo market is not made", {"reason": reason})
                 return
     finally:
+        for source in left:
+            catalogue.expect_no_more(source.model)
         await _end(making)
         await saying
 
 
-async def _register(made: Sequence[Source], catalogue: Catalogue) -> None:
-    if not made:
-        return
-    async for source, outcome in catalogue.register(made):
+async def _register(source: Source, catalogue: Catalogue) -> None:
+    async for _, outcome in catalogue.register([source]):
         if isinstance(outcome, ModelRefused):
             _logger.warning("refused %s: %s", source.model, outcome.message)
         else:

@@ -293,7 +293,7 @@ def _announce(
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
     if later:
-        out.print(f"{len(later)} more models are being made, each of which is served once it is done.")
+        out.print(f"being made, while their requests wait: {', '.join(source.model for source in later)}")
     generating = [model.spec.model for model in served if model.spec.manifest.pooling is None]
     for name in [*generating, *lazy][:1]:
         out.print("try it:")

@@ -270,6 +270,17 @@ class Catalogue:
         self._wire.notify_proxies(SloSet(model.spec.model, slo))  # and with it what else is new of the model
         return model
 
+    def expect(self, source: Source, progress: str) -> RegistrationCancelled:
+        """Its checkpoint is still to come: until `expect_no_more`, requests for it wait. It is in what is returned once
+        it is removed, and whoever removed it waits for `expect_no_more`."""
+        unwanted = self._unwanted[source.model] = RegistrationCancelled()
+        self._come({source.model: RegisteringModel(source.root, progress)})
+        return unwanted
+
+    def expect_no_more(self, model: ModelId) -> None:
+        """It is registered next, if it is still wanted."""
+        self._come({}, removed=[model])
+
     def want(self, model: ModelId) -> None:
         """A request for a model that was to wait for one has come."""
         if source := self._lazy.bring(model):
