@@ -88,11 +88,14 @@ def _version(package: str) -> str | None:
 
 def _machine() -> Iterator[Finding]:
     from aegis.models.cache import default_cache_dir
+    from aegis.process.memory_limit import memory_limit
 
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
     yield Finding("processors", f"{len(os.sched_getaffinity(0))} cores")
-    yield Finding("memory", f"{_gib(total)}, {_gib(free)} of it unused")
+    limit = memory_limit()
+    contained = f"; this container may have {_gib(limit.nbytes)}" if limit.contained else ""
+    yield Finding("memory", f"{_gib(total)}, {_gib(free)} of it unused{contained}")
     directory = default_cache_dir()
     there = next(each for each in (directory, *directory.parents) if each.exists())
     yield Finding("images", f"in {directory}, {_gib(shutil.disk_usage(there).free)} free on that disk")

@@ -39,6 +39,7 @@ from aegis.node.sizing import host_slabs_of, instances_of, slab_shortage
 from aegis.policies import RECIPES, recipe
 from aegis.process import garbage_collection
 from aegis.process.forced_exit import killed_after_signal, on_signals
+from aegis.process.memory_limit import memory_limit
 from aegis.process.open_files import allow_many_open_files
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
@@ -212,15 +213,14 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
 
 def _check_sizes(config: Config) -> None:
     """Memory that the machine does not have is refused before anything is started."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = memory_limit()
     sizes = {"--host-memory": config.memory.host}
     if config.device == "cpu" and not config.ray.address:
         sizes["--device-memory"] = config.memory.device * config.device_count * config.instances.tensor_parallel_size
     for option, size in sizes.items():
-        if size > machine:
-            raise UserError(
-                f"{option} {format_size(size)} is more than this machine has ({machine / (1 << 30):.0f}GiB)"
-            )
+        if size > limit.nbytes:
+            whose = "this container may have" if limit.contained else "this machine has"
+            raise UserError(f"{option} {format_size(size)} is more than {whose} ({limit.nbytes / (1 << 30):.3g}GiB)")
     if shortage := slab_shortage(host_slabs_of(config), len(instances_of(config))):
         raise UserError(shortage)
 
