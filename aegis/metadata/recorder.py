@@ -1,9 +1,9 @@
 """Claims calls for this proxy, and writes their progress, in batches and off the path of the tokens.
 
 Nothing waits for a write. Calls in flight are in memory anyway; calls that have ended and cannot be written yet are
-kept while there is room for them. Calls are claimed before any part of their answer is sent, which is the one moment
-that waits for the server; calls with new ids, which no other proxy can have, are generated meanwhile. Of those, calls
-that are answered in one piece are not claimed: their callers know no id before they have the answer.
+kept while there is room for them. A call whose id its client gave is claimed before it begins, which is the one moment
+that waits for the server. One with a new id, which no other proxy can know yet, is not: its record is written with all
+others.
 """
 
 from __future__ import annotations
@@ -100,28 +100,12 @@ class Recorder:
         return key in self._claiming or key in self._recordings
 
     def _begun(self, asked: RecordedCall) -> Recording:
-        """The record of a call that no other proxy can have claimed. A stream is claimed while its answer begins."""
+        """The record of a call that no other proxy can have claimed. It is written in the next round."""
         recording = Recording(asked, asked.sampling.seed, self._assembled(asked, []), self._changed)
+        recording.is_recorded = False
         self._recordings[asked.key] = recording
-        if asked.whole:
-            recording.is_recorded = False
-            return recording
-        recording.claim = asyncio.create_task(self._claim(recording))
-        recording.claim.add_done_callback(lambda claim: claim.cancelled() or claim.exception())  # for `opened`, if ever
-        return recording
-
-    async def _claim(self, recording: Recording) -> None:
-        try:
-            async with self._in_time():
-                word, _, batches = await self._claims.claim(recording.call)
-            _refuse(recording.call.request, word)
-            if word == "finished" or batches:  # a claim of ours of which no answer came finds nothing recorded
-                raise _busy(recording.call.request)
-        except BaseException:
-            self._settle(recording)
-            raise
-        recording.claim = None
         self._changed(recording)
+        return recording
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
@@ -189,8 +173,8 @@ class Recorder:
         await self._claims.close()
 
     def _changed(self, recording: Recording) -> None:
-        """Something of it is to be written, once it is this proxy's."""
-        if recording.claim is None and recording not in self._dirty and not recording.settled.is_set():
+        """Something of it is to be written."""
+        if recording not in self._dirty and not recording.settled.is_set():
             self._dirty[recording] = None
             self._has_unwritten.set()
 

@@ -57,7 +57,6 @@ class Recording:
         self.seed = seed
         self.state = CallState.RUNNING
         self.settled = asyncio.Event()  # it has ended, and all of it is written or given up
-        self.claim: asyncio.Task[None] | None = None  # on its way, or refused
         self.is_recorded = True  # as far as this proxy knows
         self._known = known  # until there is a handle of it
         self._unfinished = {number for number, sequence in enumerate(known) if sequence.finish is None}
@@ -80,10 +79,6 @@ class Recording:
         if known.scores:
             sampling = structs.replace(sampling, prompt_logprobs=None)
         return _RecordedHandle(self, sequence, known, submit(sampling, tuple([token.id for token in known.tokens])))
-
-    async def opened(self) -> None:
-        if self.claim:
-            await asyncio.shield(self.claim)
 
     def note(self, sequence: int, delivery: Delivery) -> None:
         """Takes the tokens that are delivered now."""

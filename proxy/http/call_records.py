@@ -24,7 +24,6 @@ class RecordedCall(Struct, frozen=True):
     sampling: Sampling  # of the first sequence
     sequences: int
     is_new: bool = False  # its id is known to no other proxy
-    whole: bool = False  # its caller learns its id, if it is new, when its answer has ended
     caller: str = ""
 
     @property
@@ -51,11 +50,6 @@ class CallRecord(Protocol):
         `submit` raises."""
         ...
 
-    async def opened(self) -> None:
-        """Waits until the call is recorded. No part of the answer is sent before. Raises UserError as `Records.open`
-        does."""
-        ...
-
     def close(self) -> None:
         """Sequences that have not ended count as cancelled."""
         ...
@@ -78,9 +72,6 @@ class _Nothing:
 
     def handle(self, sequence: int, sampling: Sampling, submit: Submit) -> SequenceHandle:
         return submit(sampling, ())
-
-    async def opened(self) -> None:
-        pass
 
     def close(self) -> None:
         pass

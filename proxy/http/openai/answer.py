@@ -20,7 +20,7 @@ from proxy.http.market import Served
 from proxy.http.openai.choices import Choice, GenerationRequest, SequenceRequest
 from proxy.http.openai.reply_shape import Shape
 from proxy.http.replies import encode, json_reply
-from proxy.http.request.sampling import GenerationParameters
+from proxy.http.request.sampling import GenerationParameters, seed_for
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.request_ids import id_of, is_new
 from proxy.http.request_notes import note
@@ -60,7 +60,6 @@ async def answer(
         undoing.callback(record.close)
         call = await GenerationRequest.submit(market_of(request), served, sequences, parameters, record)
         undoing.callback(call.cancel)
-        await record.opened()
         undoing.pop_all()
         permit = admitted.keep()
 
@@ -108,16 +107,17 @@ def _log_prompts(request: Request, served: Served, sequences: Sequence[SequenceR
 def _recorded_call(
     request: Request, served: Served, sequences: Sequence[SequenceRequest], parameters: GenerationParameters
 ) -> RecordedCall:
+    request_id, caller = id_of(request.scope), caller_of(request).name
+    seed = parameters.seed if parameters.seed is not None else seed_for(caller, request_id)
     return RecordedCall(
-        id_of(request.scope),
-        f"{caller_of(request).name} {request.scope['path']} {parameters.fingerprint}",
+        request_id,
+        f"{caller} {request.scope['path']} {parameters.fingerprint}",
         served.spec.model,
         served.spec.slo,
-        structs.replace(parameters.sampling, max_tokens=sequences[0].max_tokens, seed=parameters.seed),
+        structs.replace(parameters.sampling, max_tokens=sequences[0].max_tokens, seed=seed),
         len(sequences) * parameters.choices,
         is_new(request),
-        not parameters.stream,
-        caller_of(request).name,
+        caller,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from secrets import randbits
 from typing import Any, cast
 
 from msgspec import Struct, structs
@@ -161,7 +160,7 @@ class GenerationParameters(Struct, frozen=True):
     sampling: Sampling
     held_to: OutputFormat | None
     max_tokens: int | None
-    seed: int
+    seed: int | None
     choices: int
     priority: int
     pace: Pace | None  # None: as the server has it
@@ -172,6 +171,11 @@ class GenerationParameters(Struct, frozen=True):
     request_id: str | None
     fingerprint: str  # the same for requests that ask for the same, however it is to be told
     shown: tuple[str, ...] = ()  # special tokens that are text
+
+
+def seed_for(caller: str, request_id: str) -> int:
+    """Where a client gives none: at whatever proxy a retry has the same, also if nothing is recorded of the request."""
+    return derive(0, "request", caller, request_id) >> 1
 
 
 def seed_of(seed: int, choice: int) -> int:
@@ -193,7 +197,7 @@ def read_parameters(
         sampling=sampling,
         held_to=wanted,
         max_tokens=max_tokens,
-        seed=randbits(63) if seed is None else seed,
+        seed=seed,
         choices=body.n,
         priority=body.priority,
         pace=cast("Pace | None", body.pace),

@@ -54,10 +54,9 @@ def asked(
     seed: int = 7,
     sequences: int = 1,
     is_new: bool = False,
-    whole: bool = False,
 ) -> RecordedCall:
     sampling = Sampling(max_tokens=100, seed=seed)
-    return RecordedCall(request, fingerprint, ModelId("m"), Slo(1, 1), sampling, sequences, is_new, whole)
+    return RecordedCall(request, fingerprint, ModelId("m"), Slo(1, 1), sampling, sequences, is_new)
 
 
 def tokens(*ids: int) -> tuple[Token, ...]:

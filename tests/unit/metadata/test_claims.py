@@ -267,20 +267,6 @@ def test_a_bug_costs_the_claims_of_its_command_only(redis: RedisServer) -> None:
     asyncio.run(main())
 
 
-def test_a_bug_leaves_nothing_of_a_call_that_had_begun(redis: RedisServer) -> None:
-    async def main() -> None:
-        async with proxy(redis) as store:
-            commands = Commands(store)
-            commands.bug = ArithmeticError("a bug")
-            call = await store.records.open(asked(is_new=True))
-            with pytest.raises(ArithmeticError):
-                await call.opened()
-            assert not store.records._recordings
-            assert (await read(await store.records.open(asked()), Finished(FinishReason.STOP))).sent == ()
-
-    asyncio.run(main())
-
-
 def test_nothing_is_claimed_after_the_end(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis, wait_s=0.5) as store:

@@ -50,54 +50,14 @@ def test_a_finished_call_is_answered_from_its_record_at_any_proxy(redis: RedisSe
     asyncio.run(main())
 
 
-def test_a_call_with_a_new_id_begins_while_it_is_claimed(redis: RedisServer) -> None:
-    async def main() -> None:
-        async with proxy(redis) as first, proxy(redis) as second:
-            redis.pause()
-            call = await first.records.open(asked(is_new=True))
-            told = await read(call, Delta(tokens(1, 2)), Finished(FinishReason.LENGTH))
-            call.close()
-            assert told.sent == ()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(call.opened(), 0.3)
-            assert first.records.unwritten == 0, "it is not written before it is this proxy's"
-            redis.resume()
-            await call.opened()
-            await written(first)
-            again = await read(await second.records.open(asked(seed=8)))
-            assert (again.sent, again.tokens, again.finish) == (None, told.tokens, told.finish)
-
-    asyncio.run(main())
-
-
-def test_a_call_with_a_new_id_is_refused_where_it_cannot_be_claimed(redis: RedisServer) -> None:
-    async def main() -> None:
-        async with proxy(redis, wait_s=0.3) as store:
-            redis.pause()
-            call = await store.records.open(asked(is_new=True))
-            for _ in range(2):
-                with pytest.raises(UserError) as caught:
-                    await call.opened()
-                assert caught.value.code == "store_unavailable"
-            call.close()
-            assert store.records.counters.refused == 1
-            assert store.records.unwritten == 0
-            redis.resume()
-            again = await store.records.open(asked())
-            assert (await read(again, Finished(FinishReason.STOP))).sent == ()
-
-    asyncio.run(main())
-
-
-def test_a_new_call_that_is_answered_in_one_piece_waits_for_no_server_and_is_recorded(redis: RedisServer) -> None:
+def test_a_call_with_a_new_id_waits_for_no_server_and_is_recorded(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as first, proxy(redis) as second:
             redis.pause()
             told = {}
             for name, end in (("finished", [Finished(FinishReason.LENGTH)]), ("left", [])):
-                call = await first.records.open(asked(name, is_new=True, whole=True))
+                call = await first.records.open(asked(name, is_new=True))
                 told[name] = await read(call, Delta(tokens(1, 2)), *end)
-                await call.opened()
                 call.close()
             redis.resume()
             await written(first)
@@ -113,10 +73,21 @@ def test_a_new_call_that_is_answered_in_one_piece_waits_for_no_server_and_is_rec
     asyncio.run(main())
 
 
+def test_a_call_with_a_new_id_is_recorded_before_there_is_a_token(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as first, proxy(redis) as second:
+            call = await first.records.open(asked(is_new=True))
+            await written(first)
+            assert (await refusal(second)).code == "request_in_flight"
+            call.close()
+
+    asyncio.run(main())
+
+
 def test_a_record_whose_writing_was_not_answered_is_written_again(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as first, proxy(redis) as second:
-            call = await first.records.open(asked(is_new=True, whole=True))
+            call = await first.records.open(asked(is_new=True))
             await read(call, Delta(tokens(1, 2)))
             await written(first)
             call.forget_written()
@@ -129,32 +100,25 @@ def test_a_record_whose_writing_was_not_answered_is_written_again(redis: RedisSe
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    ("begun", "fingerprint", "refused"),
-    [
-        ("running", "f", "request_in_flight"),
-        ("finished", "f", "request_in_flight"),
-        ("cancelled", "f", "request_in_flight"),
-        ("finished", "g", "request_id_reused"),
-    ],
-)
-def test_no_second_answer_is_told_under_an_id_that_was_not_new(
-    redis: RedisServer, begun: str, fingerprint: str, refused: str
-) -> None:
+def test_a_retry_elsewhere_that_comes_before_the_record_has_the_call(redis: RedisServer) -> None:
     async def main() -> None:
         async with proxy(redis) as first, proxy(redis) as second:
-            call = await first.records.open(asked())
-            end = [Finished(FinishReason.STOP)] if begun == "finished" else []
-            await read(call, Delta(tokens(1, 2)), *end)
-            if begun != "running":
-                call.close()
-                await written(first)
-            again = await second.records.open(asked(fingerprint=fingerprint, is_new=True))
-            with pytest.raises(UserError) as caught:
-                await again.opened()
-            assert caught.value.code == refused
-            again.close()
-            assert second.records.unwritten == 0
+            redis.pause()
+            call = await first.records.open(asked(is_new=True))
+            await read(call, Delta(tokens(1, 2)))
+            retrying = asyncio.create_task(second.records.open(asked()))
+            await until(lambda: bool(second.records._claims._waiting))
+            await asyncio.sleep(0)
+            first.records._dirty.clear()  # it is written later than the claim
+            redis.resume()
+            retried = await retrying
+            first.records._changed(call)
+            await written(first)
+            assert call.settled.is_set() and first.records.counters.restored == 0
+            told = await read(retried, Delta(tokens(1, 2, 3)), Finished(FinishReason.STOP))
+            retried.close()
+            await written(second)
+            assert (await read(await first.records.open(asked()))).tokens == told.tokens
 
     asyncio.run(main())
 

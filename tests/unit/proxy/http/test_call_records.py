@@ -17,6 +17,8 @@ from aegis.metadata.store import open_store
 from proxy.http.app import create_app
 from proxy.http.fields import Fields
 from tests.redis_server import RedisServer, redis_server
+from tests.unit.metadata.proxies import until
+from tests.unit.proxy.http import scripted
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, market, says
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -123,7 +125,7 @@ def test_an_answer_is_recorded_though_its_id_was_made_here() -> None:
     calling(behind, calls)
 
 
-def test_nothing_is_told_of_an_answer_that_cannot_be_recorded(tmp_path: Path) -> None:
+def test_a_request_with_an_id_waits_for_the_record_and_no_other_one(tmp_path: Path) -> None:
     behind = market(says("hello world"))
     body = {name: value for name, value in BODY.items() if name != "request_id"}
 
@@ -133,13 +135,34 @@ def test_nothing_is_told_of_an_answer_that_cannot_be_recorded(tmp_path: Path) ->
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
                 server.pause()
                 for stream in (False, True):
-                    reply = await client.post(COMPLETIONS, json=body | {"stream": stream})
+                    reply = await client.post(COMPLETIONS, json=BODY | {"stream": stream})
                     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
-                assert all(handle.cancelled for handle in behind.handles)
+                assert not behind.submitted
+                first = await client.post(COMPLETIONS, json=body)
+                assert first.status_code == 200
                 server.resume()
+                await until(lambda: not store.records.unwritten)
+                retried = {"X-Request-Id": first.headers["X-Request-Id"]}
+                assert told(await client.post(COMPLETIONS, json=body, headers=retried)) == told(first)
+                assert len(behind.submitted) == 1
 
     with redis_server("valkey", tmp_path) as server:
         asyncio.run(main(server))
+
+
+def test_a_retry_of_which_nothing_is_recorded_has_the_same_seed() -> None:
+    behind = market(says("hello"))
+    body = {name: value for name, value in BODY.items() if name != "request_id"}
+
+    async def calls(client: httpx.AsyncClient) -> None:
+        first = await client.post(COMPLETIONS, json=body)
+        again = {"X-Request-Id": first.headers["X-Request-Id"]}
+        await client.post(COMPLETIONS, json=body, headers=again)
+        await client.post(COMPLETIONS, json=body)
+
+    scripted.calling(behind, calls)
+    first, retried, other = (sampling.seed for _, _, sampling in behind.submitted)
+    assert first == retried != other
 
 
 def test_a_fingerprint_knows_neither_order_nor_what_does_not_count() -> None:
