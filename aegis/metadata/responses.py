@@ -1,7 +1,8 @@
 """Responses that are kept for later requests, in the store that all proxies share.
 
-Clients do not wait until what they were answered is kept: responses are written soon afterwards, many with one command.
-Until then this proxy knows them, and other proxies look a second time for what they do not find.
+Clients do not wait until what they were answered is kept: responses are written soon afterwards, many with one command,
+or, if the server is away, as soon as it is back. Until then this proxy knows them, and other proxies look a second time
+for what they do not find.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from aegis.core.errors import UserError
 from aegis.metadata.connection import FAILURES, why
@@ -45,16 +47,15 @@ class StoredResponses:
         self._unwritten_bytes = 0
         self._has_unwritten = asyncio.Event()
         self._one_writer = asyncio.Lock()
+        self._writing: Collection[str] = ()  # keys of the present command
 
     async def keep(self, key: str, stored: bytes) -> None:
-        async with self._one_writer:  # or what was said before would be written after it
-            self._forget(key)
-            await self._told(self._redis.set(self._keys.response(key), stored, px=self._ttl_ms))
+        await self._take_back(key)
+        await self._told(self._redis.set(self._keys.response(key), stored, px=self._ttl_ms))
 
     async def keep_soon(self, key: str, stored: bytes) -> None:
         nbytes = len(stored)
-        has_room = nbytes <= _WRITTEN_LATER_BYTES_MAX and self._unwritten_bytes + nbytes <= _UNWRITTEN_BYTES_MAX
-        if not has_room or not self._membership.up.is_set():
+        if nbytes > _WRITTEN_LATER_BYTES_MAX or self._unwritten_bytes + nbytes > _UNWRITTEN_BYTES_MAX:
             await self.keep(key, stored)
             return
         self._forget(key)
@@ -72,19 +73,20 @@ class StoredResponses:
         return found
 
     async def remove(self, key: str) -> bool:
-        async with self._one_writer:
-            unwritten = self._forget(key)
-            removed = await self._told(self._redis.delete(self._keys.response(key)))
+        unwritten = await self._take_back(key)
+        removed = await self._told(self._redis.delete(self._keys.response(key)))
         return unwritten or bool(removed)
 
     async def write_for_ever(self) -> None:
         while True:
             await self._has_unwritten.wait()
             await asyncio.sleep(_ROUND_S)
+            await self._membership.up.wait()
             await self.write()
 
     async def write(self) -> None:
-        """All that is unwritten now. What cannot be written is dropped."""
+        """All that is unwritten now. What the server does not answer of stays to be written; what it refuses is
+        dropped."""
         self._has_unwritten.clear()
         left = list(self._unwritten)
         while left:
@@ -94,24 +96,42 @@ class StoredResponses:
                     if (key := left.pop()) in self._unwritten:
                         batch[key] = self._unwritten[key]
                         nbytes += len(batch[key])
-                if batch:
-                    await self._write(batch)
+                if batch and not await self._write(batch):
+                    self._has_unwritten.set()
+                    return
 
     async def close(self, timeout_s: float = 1.0) -> None:
-        """Writes what is left, for a limited time."""
+        """Writes what is left, for a limited time. What is not written then is lost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.write()
+        if self._unwritten:
+            _tell_lost(len(self._unwritten), "the server was away to the end")
 
-    async def _write(self, batch: dict[str, bytes]) -> None:
+    async def _write(self, batch: dict[str, bytes]) -> bool:
+        """Whether the server answered."""
+        self._writing = batch
         try:
             await self._script(keys=[self._keys.response(key) for key in batch], args=[self._ttl_ms, *batch.values()])
         except FAILURES as error:
             self._membership.report_failure()
-            log(_logger, logging.WARNING, "responses are not kept", {"responses": len(batch), "reason": why(error)})
+            if not isinstance(error, ResponseError):
+                return False
+            _tell_lost(len(batch), why(error))
+        finally:
+            self._writing = ()
         for key, stored in batch.items():
             if self._unwritten.get(key) is stored:
                 self._forget(key)
+        return True
+
+    async def _take_back(self, key: str) -> bool:
+        """Whether it was unwritten. It is not written any more, or has been: what comes next is not undone by it."""
+        unwritten = self._forget(key)
+        if key in self._writing:
+            async with self._one_writer:
+                pass
+        return unwritten
 
     def _forget(self, key: str) -> bool:
         """Whether it was unwritten."""
@@ -132,3 +152,7 @@ class StoredResponses:
             self._membership.report_failure()
             message = f"kept responses cannot be reached: {why(error)}"
             raise UserError(message, status=503, code="store_unavailable", kind="server_error") from None
+
+
+def _tell_lost(responses: int, reason: str) -> None:
+    log(_logger, logging.WARNING, "responses are not kept", {"responses": responses, "reason": reason})

@@ -83,18 +83,63 @@ def test_what_is_left_is_written_at_the_end(redis: RedisServer) -> None:
     asyncio.run(main())
 
 
-def test_what_cannot_be_kept_soon_is_told_and_forgotten(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_written_is_when_the_server_is_back(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as here:
+            await here.responses.keep_soon("alice/before", b"one")
+            redis.kill()
+            await here.responses.write()
+            await until(lambda: not here.membership.up.is_set())
+            await here.responses.keep_soon("alice/meanwhile", b"two")
+            assert await here.responses.find("alice/before") == b"one"
+            with pytest.raises(UserError):
+                await here.responses.keep_soon("alice/long", bytes(1 << 20))
+            redis.start()
+            await until(here.membership.up.is_set)
+            async with proxy(redis) as there:
+                assert await there.responses.find("alice/before") == b"one"
+                assert await there.responses.find("alice/meanwhile") == b"two"
+
+    asyncio.run(main())
+
+
+def test_what_is_never_written_is_told(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with proxy(redis) as here:
             await here.responses.keep_soon("alice/r", b"one")
             redis.kill()
+        assert "responses are not kept" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_what_the_server_refuses_is_told_and_not_tried_again(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with proxy(redis) as here, Redis.from_url(redis.url) as client:
+            await client.config_set("maxmemory", 1)
+            await here.responses.keep_soon("alice/r", b"one")
             await here.responses.write()
             assert "responses are not kept" in caplog.text
-            with pytest.raises(UserError):
-                await here.responses.find("alice/r")
-            await until(lambda: not here.membership.up.is_set())
-            with pytest.raises(UserError):
-                await here.responses.keep_soon("alice/r", b"one")
+            await client.config_set("maxmemory", 0)
+            await until(here.membership.up.is_set)
+            assert await here.responses.find("alice/r") is None
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_answer_delays_all_together_and_not_one_after_the_other(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with proxy(redis) as here:
+            began_s = asyncio.get_running_loop().time()
+            redis.pause()
+            keeping = [here.responses.keep(f"alice/{number}", b"one") for number in range(8)]
+            removing = [here.responses.remove(f"alice/{number}") for number in range(8)]
+            told = await asyncio.gather(*keeping, *removing, return_exceptions=True)
+            redis.resume()
+            assert all(isinstance(each, UserError) for each in told)
+            assert asyncio.get_running_loop().time() - began_s < 8
 
     asyncio.run(main())
 
