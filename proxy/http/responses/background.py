@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from aegis.core.errors import UserError
 from proxy.http.errors import unexpected
 from proxy.http.replies import json_reply
+from proxy.http.request_ids import is_new
 from proxy.http.responses import kept
 from proxy.http.responses.response_items import ResponseObject
 from proxy.http.responses.response_shape import failed_response
@@ -73,7 +74,7 @@ class BackgroundResponses:
 async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int) -> Response:
     """The response as it begins; `work` generates it, and keeps it when it has ended. `nbytes` is the size of its
     conversation. A retry gets what is kept. Raises UserError: 429, 503."""
-    found = await kept.find(request, head.id)
+    found = None if is_new(request) else await kept.find(request, head.id)
     if found is not None:
         return Response(bytes(found.response), media_type="application/json")
     await admission.admit_early(request)

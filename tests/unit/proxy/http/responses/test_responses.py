@@ -18,6 +18,7 @@ from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.app import create_app
 from proxy.http.market import Delta, Failed, Finished, Reused
 from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
+from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.event_laws import check_responses, events_of
 from tests.unit.proxy.http.scripted import EOS, TEXTS, byte_text, calling, keyring, market, post, says, tokens
@@ -483,6 +484,30 @@ def test_a_response_in_the_background_is_found_when_it_has_ended(broke: bool) ->
 
     calling(behind, talk)
     assert [permit.answer_tokens is None for permit in behind.permits] == [False] * len(behind.permits)
+
+
+def test_a_response_in_the_background_is_looked_for_only_where_its_id_may_be_known() -> None:
+    """A store that others write to looks a second time for what it does not find."""
+
+    class Looked(ResponseMemory):
+        times = 0
+
+        async def find(self, key: str) -> bytes | None:
+            self.times += 1
+            return await super().find(key)
+
+    async def begin(headers: dict[str, str]) -> int:
+        kept = Looked()
+        app = create_app(market(), texts=TEXTS, kept=kept)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            begun = (await client.post(PATH, json=ask(background=True), headers=headers)).json()
+            looked = kept.times
+            await ended(client, begun["id"])
+        return looked
+
+    assert asyncio.run(begin({})) == 0
+    assert asyncio.run(begin({"x-request-id": "r"})) == 1
 
 
 def test_bad_input_for_the_background_is_refused_at_once() -> None:
