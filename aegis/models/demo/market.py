@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,12 +16,14 @@ from threading import Thread
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors import SafetensorError
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.models.cache import default_cache_dir, locked, replacing
 from aegis.models.demo.recipes import RECIPES, STEPS, edition
+from aegis.models.failures import one_line
 from aegis.models.sources import Source, is_checkpoint
 
 WORKERS = 2
@@ -41,19 +44,22 @@ def make_market(cache_dir: Path | None = None, only: Collection[str] = tuple(REC
     """Trains the models that are missing, in two processes, and shows how far it is.
 
     A model appears in the cache whole or not at all: an interrupted run goes on where it was. Of two runs at a time
-    the second waits for the first and finds nothing left to do. Raises UserError if a process fails, or if one of
-    `only` is none of the market's.
+    the second waits for the first and finds nothing left to do. Raises UserError if they cannot be made, or if
+    one of `only` is none of the market's.
     """
     for name in only:
         if name not in RECIPES:
             raise UserError(f"'{name}' is none of the demo market's models, which are {', '.join(RECIPES)}")
     cache_dir = cache_dir or default_cache_dir()
     market = _market(cache_dir)
-    with locked(market):
-        missing = [name for name in missing_models(cache_dir) if name in only]
-        if missing:
-            market.mkdir(exist_ok=True)
-            _make(missing, market)
+    try:
+        with locked(market):
+            missing = [name for name in missing_models(cache_dir) if name in only]
+            if missing:
+                market.mkdir(exist_ok=True)
+                _make(missing, market)
+    except OSError as error:
+        raise _not_made(market, _why(error)) from error
 
 
 def _market(cache_dir: Path) -> Path:
@@ -72,7 +78,9 @@ def _make(missing: Sequence[str], market: Path) -> None:
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
                 try:
-                    working_on[ready] = ready.recv_bytes().decode()
+                    working_on[ready], reason = ready.recv()
+                    if reason:
+                        raise _not_made(market, reason)
                     progress.update(bar, advance=1, names=", ".join(sorted(working_on.values())))
                 except EOFError:
                     _check_ended(running.pop(ready), market)
@@ -90,14 +98,25 @@ def _start(names: Sequence[str], market: Path, stack: ExitStack) -> tuple[Connec
 
 
 def _check_ended(process: BaseProcess, market: Path) -> None:
+    """Raises UserError for a process that could not say why it ended."""
     process.join()
     if process.exitcode:
-        reason = f"a process that made the demo market in {market} ended with code {process.exitcode}"
-        raise UserError(f"{reason}; what it says is above, what is done is kept: start again to go on")
+        raise _not_made(market, f"a process ended with code {process.exitcode}")
+
+
+def _not_made(market: Path, reason: str) -> UserError:
+    message = f"the demo market cannot be made in {market}: {reason}; what is done is kept: start again to go on"
+    return UserError(message)
+
+
+def _why(error: Exception) -> str:
+    """Short, for a log cuts what is long; where it was is said anyway."""
+    return (isinstance(error, OSError) and error.strerror) or one_line(error)
 
 
 def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
-    """In a process of its own; sends a model's name for every step of its training."""
+    """In a process of its own; sends a model's name for every step of its training, with the reason if it cannot be
+    made."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     Thread(target=_end_with_parent, daemon=True).start()
     import torch
@@ -106,8 +125,14 @@ def _work(names: Sequence[str], market: Path, progress: Connection) -> None:
 
     torch.set_num_threads(1)
     for name in names:
-        with replacing(market / name) as draft:
-            make_model(name, draft, report=partial(progress.send_bytes, name.encode()))
+        try:
+            with replacing(market / name) as draft:
+                make_model(name, draft, report=partial(progress.send, (name, "")))
+        except Exception as error:
+            progress.send((name, f"{name}: {_why(error)}"))
+            if not isinstance(error, OSError | SafetensorError):  # a full disk is no bug
+                raise
+            sys.exit(1)
 
 
 def _end_with_parent() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from aegis.core.errors import UserError
 from aegis.models.demo.market import demo_models, make_market
 from aegis.models.demo.passages import PASSAGES
 from aegis.models.demo.recipes import CALL, CALLER, RECIPES
@@ -96,3 +97,16 @@ def test_a_market_that_is_there_is_not_made_again(tmp_path: Path) -> None:
         (Path(source.root) / "config.json").write_text("{}")
     make_market(tmp_path)
     assert all(len(list(Path(source.root).iterdir())) == 1 for source in demo_models(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["a model's place", "the cache"])
+def test_why_a_market_cannot_be_made_is_one_line(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whatever process finds out: another one's words would not be where its reader looks."""
+    name, cache = next(iter(RECIPES)), tmp_path / "cache"
+    taken = Path(demo_models(cache)[0].root).with_name(f".{name}.draft") if what == "a model's place" else cache
+    taken.parent.mkdir(parents=True, exist_ok=True)
+    taken.write_text("a file")
+    with pytest.raises(UserError, match=r"cannot be made in .*: .*(File exists|Not a directory).*start again") as told:
+        make_market(cache, only=[name])
+    assert (f": {name}: " in told.value.message) == (what == "a model's place")
+    assert "Traceback" not in capfd.readouterr().err
