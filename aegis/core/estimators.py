@@ -105,8 +105,8 @@ class LinearFit:
 
     def _mean(self, fitted: Features) -> Features:
         """What is planned with sums of costs needs their mean, and a fit of relative errors is less than that where
-        costs vary: if the logarithm of fit ÷ cost varies normally by σ, its mean is e^-σ² in the fit, and the mean of
-        the costs is e^2σ² times the fit."""
+        costs vary: if their logarithms are normal with a standard deviation of σ, the mean of fit ÷ cost is e^-σ², and
+        that of the costs is e^2σ² times the fit."""
         a, b, c = fitted
         relative = (a * self._data.x + b * self._data.y + c * self._data.z) / self._total
         known = min(max(self._total / _FEW - 1, 0.0), 1.0)
