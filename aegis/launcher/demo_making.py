@@ -55,7 +55,13 @@ async def make_other_models(missing: Sequence[Source], catalogue: Catalogue) -> 
     """Registers each when it is made; requests for it wait meanwhile. Returns when all are served or refused, or when
     they cannot be made, for which the log has the reason."""
     left = {source: catalogue.expect(source, "is being made") for source in missing}
-    making = await _start([source.model for source in missing], beside=True)
+    try:
+        making = await _start([source.model for source in missing], beside=True)
+    except OSError as error:  # what is served goes on
+        for source in left:
+            catalogue.expect_no_more(source.model)
+        _tell_not_made(str(error))
+        return
     saying = asyncio.create_task(making.communicate())
     try:
         while left:
@@ -63,21 +69,25 @@ async def make_other_models(missing: Sequence[Source], catalogue: Catalogue) -> 
             ended = saying.done()  # before looking: what was made last is found
             for source, unwanted in [*left.items()]:
                 made = is_checkpoint(Path(source.root))
-                if made or source.model in unwanted:
+                wanted = source.model not in unwanted
+                if made or not wanted:
                     del left[source]
-                    catalogue.expect_no_more(source.model)
-                if made and source.model not in unwanted:
+                    catalogue.expect_no_more(source.model, comes=wanted)
+                if made and wanted:
                     await _register(source, catalogue)
             if ended and left:
                 said = saying.result()[1].decode(errors="replace").strip().rpartition("\n")[2]
-                reason = said or f"its process ended with code {making.returncode}"
-                log(_logger, logging.WARNING, "the rest of the demo market is not made", {"reason": reason})
+                _tell_not_made(said.removeprefix("aegis: ") or f"its process ended with code {making.returncode}")
                 return
     finally:
         for source in left:
             catalogue.expect_no_more(source.model)
         await _end(making)
         await saying
+
+
+def _tell_not_made(reason: str) -> None:
+    log(_logger, logging.WARNING, "the rest of the demo market is not made", {"reason": reason})
 
 
 async def _register(source: Source, catalogue: Catalogue) -> None:

@@ -277,9 +277,13 @@ class Catalogue:
         self._come({source.model: RegisteringModel(source.root, progress)})
         return unwanted
 
-    def expect_no_more(self, model: ModelId) -> None:
-        """It is registered next, if it is still wanted."""
-        self._come({}, removed=[model])
+    def expect_no_more(self, model: ModelId, *, comes: bool = False) -> None:
+        """Where it `comes`, it is registered next, without a pause, and proxies are told nothing between: requests that
+        wait would find no such model."""
+        del self._unwanted[model]
+        self._coming = {other: coming for other, coming in self._coming.items() if other != model}
+        if not comes:
+            self._notify_coming()
 
     def want(self, model: ModelId) -> None:
         """A request for a model that was to wait for one has come."""

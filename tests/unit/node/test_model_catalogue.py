@@ -217,6 +217,28 @@ def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> Non
     _while_adding(tmp_path, work)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_proxies_hear_of_a_model_that_is_expected_until_it_is_registered(tmp_path: Path, comes: bool) -> None:
+    """Or requests that wait for it would find none."""
+
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        expected = Source(ModelId("expected"), path=str(tmp_path / "checkpoint"))
+        adding.catalogue.expect(expected, "is being made")
+        before = len(adding.node.told)
+        adding.catalogue.expect_no_more(expected.model, comes=comes)
+        registering = asyncio.create_task(anext(adding.catalogue.register([expected]))) if comes else None
+        await asyncio.sleep(0)
+        heard = [event for event in adding.node.told[before:] if isinstance(event, Registering)]
+        assert heard and all((expected.model in event.models) == comes for event in heard)
+        await adding.catalogue.remove(adding.model)
+        await _refused(asked)
+        if registering:
+            await adding.catalogue.remove(expected.model)
+            assert isinstance((await registering)[1], ModelRefused)
+
+    _while_adding(tmp_path, work)
+
+
 def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None:
     async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         again = adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)
