@@ -44,11 +44,11 @@ async def make_first_models() -> None:
 
 
 def missing_of(sources: Sequence[Source]) -> list[Source]:
-    """Those of the demo market that are still to be made."""
-    from aegis.models.demo.market import demo_models
+    """Those of the demo market, which is among them, that are still to be made."""
+    from aegis.models.demo.market import missing_models
 
-    market = {source.root for source in demo_models(default_cache_dir())}
-    return [source for source in sources if source.root in market and not is_checkpoint(Path(source.root))]
+    missing = missing_models(default_cache_dir())
+    return [source for source in sources if source.model in missing]
 
 
 async def make_other_models(missing: Sequence[Source], catalogue: Catalogue) -> None:
