@@ -79,10 +79,11 @@ class LinearFit:
     its bound is so at every length.
     """
 
-    __slots__ = ("_data", "_fresh", "_level", "_prior", "_total", "coefficients")
+    __slots__ = ("_data", "_fresh", "_level", "_prior", "_total", "_varies", "coefficients")
 
-    def __init__(self, prior: Prior) -> None:
-        self._prior = prior
+    def __init__(self, prior: Prior, *, varies: bool = True) -> None:
+        """`varies`: what it errs by is chance. It is not where the costs have another shape than Σ cᵢ·xᵢ."""
+        self._prior, self._varies = prior, varies
         self._data = _Squares()
         self._level = (0.0, 0.0)  # what the bound says of the observations: Σ of the squares, Σ
         self._fresh, self._total = 0, 0.0
@@ -110,7 +111,7 @@ class LinearFit:
         a, b, c = fitted
         relative = (a * self._data.x + b * self._data.y + c * self._data.z) / self._total
         known = min(max(self._total / _FEW - 1, 0.0), 1.0)
-        if relative >= 1.0 or not known:
+        if not self._varies or relative >= 1.0 or not known:
             return fitted
         more = min(relative ** (-2 * known), _MEAN_MAX)
         return a * more, b * more, c * more
@@ -216,8 +217,9 @@ class Latency:
         switch, prefill, step, decode = _priors(
             self._linear, self._quadratic, self._bytes, manifest.parameters, manifest.kv.token_bytes, hardware
         )
-        self._switch, self._prefill, self._decode = LinearFit(switch), LinearFit(prefill), LinearFit(decode)
-        self._step = LinearFit(step)
+        self._switch, self._decode = LinearFit(switch), LinearFit(decode)
+        self._prefill = LinearFit(prefill, varies=False)  # short prompts take a reading of the weights, or parts of it
+        self._step = LinearFit(step, varies=False)
 
     def switch_ns(self) -> int:
         """Eq. 4: model bytes over link bandwidth, the factor β being what is fitted."""
