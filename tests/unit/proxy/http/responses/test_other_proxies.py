@@ -15,7 +15,8 @@ from proxy.http.app import create_app
 from proxy.http.market import Delta, Failed, Finished
 from proxy.http.responses.stored_responses import NodeResponses, ResponseMemory, key_of
 from tests.event_laws import events_of
-from tests.unit.proxy.http.responses.test_responses import PATH, ask, ended, id_of_request
+from tests.unit.proxy.http.responses.test_background import ended
+from tests.unit.proxy.http.responses.test_responses import PATH, ask, id_of_request
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, market, tokens
 
 
