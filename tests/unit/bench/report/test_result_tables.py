@@ -116,6 +116,7 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
     found = [
         CellFigures("0.1rps/slo1/ix2", {}, everybody, "qlm", 1.7001),
         CellFigures("0.5rps/slo1/ix2", {}, everybody[:1], None, None),
+        CellFigures("0.5rps/slo1/ox2", {}, everybody, "qlm", 1.149),
     ]
     content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
     (tmp_path / "cells.json").write_text(json.dumps(content))
@@ -125,7 +126,8 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
         "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |  |",
         "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |  |",
     ]
-    assert lines[-1] == "least-slack: at least the best rival in 1 of 1, 1.70 times it in the median"
+    assert "| `qlm` | 1.149 **missed**, at least 1.15: not explained |" in lines[6]
+    assert lines[-1] == "least-slack: at least the best rival in 2 of 2, 1.42 times it in the median"
     lanes = CellFigures(
         "0.5rps/slo1/ix2", {}, [contender("least-slack lanes", Crossing(at=201.6), seeds=1)], None, None
     )
@@ -159,6 +161,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
     found = [
         OverloadCell("arena/2gpus", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 0.8),
         OverloadCell("arena/3gpus", {"mixed": 3}, 600, measured[:1], None, None, None),
+        OverloadCell("poisson-0.1rps/x4", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 2.04),
     ]
     content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
     (tmp_path / "overload.json").write_text(json.dumps(content))
@@ -168,6 +171,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
         "| arena/2gpus | 75.0 | 750 | 50.0 | `aegaeon` (4+12, Q_MAX 8 s) | 1.50 | 0.80 | 70 | 50 |",
         "| arena/3gpus | 75.0 | 750 |  |  |  |  | 70 | 50 |",
     ]
+    assert "| 2.04 **missed**, at most 2: who is put off" in lines[6]
     assert lines[-1] == "all told"
 
 
