@@ -290,7 +290,7 @@ _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
 
-_COMPUTING = "under both policies GPUs compute for nine tenths of the time and more; only rows in each step are left"
+_COMPUTING = "under both policies GPUs compute for 89 to 98 % of the time; only more rows in each step are left"
 _PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
 
 MISSED = {
