@@ -88,7 +88,6 @@ class Recipe:
     equal_copies: bool = False  # a simulated link is shared by all its copies alike, whatever they are for
     divides_memory: bool = False  # among so many instances: none can join
     placement: Callable[[Site], PlacementPolicy] | None = None  # of models, where they move; None: they do not
-    always_migrates: bool = False  # models move without being told to: it is part of the scheduler
     rated: bool = False  # it places models by their expected rates
     lanes: bool = False  # it is made for devices that are divided
     one_model: bool = False  # its paper serves one
@@ -205,7 +204,6 @@ RECIPES: Mapping[str, Recipe] = {
             policy=lambda site: Prism(),
             switch_ns=0,  # each model has an engine of its own there
             placement=PLACEMENTS["kvpr"],
-            always_migrates=True,
         ),
         Recipe(
             name="s-partition",

@@ -48,11 +48,13 @@ def launch(
         typer.Option(metavar="N", help="Tokens of prompts in one step, at most. As many as time allows if not given."),
     ] = None,
     migrate: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--migrate", help="Models move, with their running requests, from instances that have no time for them."
+            "--migrate/--no-migrate",
+            help="Models move, with their running requests, from instances that have no time for them. They do with "
+            "least-slack and prism if neither is given.",
         ),
-    ] = False,
+    ] = None,
     slo: Annotated[
         str | None,
         typer.Option(metavar="SLO", help="When tokens are due, in seconds. [default: ttft=10,tbt=0.1,gap=0.5]"),
@@ -232,7 +234,7 @@ def launch(
     if file and config:
         raise UserError(f"{file} and --config {config}: give one file")
     options["config"] = options.pop("file") or config
-    switches = ("demo", "change_roles", "debug_memory", "log_prompts", "migrate", "refuse_late")
+    switches = ("demo", "change_roles", "debug_memory", "log_prompts", "refuse_late")
     options |= {name: options[name] or None for name in switches}
     configuration, source = load(options), config_file(options)
     from aegis.launcher.launch import main as run

@@ -363,10 +363,10 @@ class Scheduling(Section):
         default=None,
         description="Tokens of prompts in one step of an instance, at most; as many as time allows if not set",
     )
-    migrates: bool = Field(
-        default=False,
+    migrates: bool | None = Field(
+        default=None,
         description="Models move, with their running requests, from instances that have no time for them to others: "
-        "docs/moves.md",
+        "docs/moves.md. Not set: with least-slack and prism",
     )
     model_idle_s: Positive | None = Field(
         default=None,

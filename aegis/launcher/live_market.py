@@ -35,7 +35,6 @@ from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.node.registration import Register, register
 from aegis.node.sizing import host_slabs_of, instances_of
-from aegis.policies import recipe
 from aegis.process.clock import MonotonicClock
 from aegis.process.forked_processes import ForkServer
 from aegis.scheduling_settings import SchedulingSettings
@@ -216,8 +215,7 @@ def _history(config: Config) -> History:
 def _placing(
     config: Config, node: Node, core: Router, scheduling: SchedulingSettings, clock: Clock
 ) -> tuple[Coroutine[Any, Any, None], ...]:
-    moves = config.scheduling.migrates or recipe(config.scheduling.policy).always_migrates
-    policy = scheduling.placement() if moves else None
+    policy = None if config.scheduling.migrates is False else scheduling.placement()
     idle_s = config.scheduling.model_idle_s
     if policy is None and idle_s is None:
         return ()

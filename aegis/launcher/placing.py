@@ -14,7 +14,7 @@ from aegis.core.role import Role
 from aegis.node.node import Node
 from aegis.telemetry.logs import log
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
-from proxy.routing.placement import LOOK_NS, Evict, Placement, PoolSampled
+from proxy.routing.placement import LOOK_NS, Event, Evict, Placement, PoolSampled
 from proxy.routing.placement_views import InstanceView, PlacementPolicy
 from proxy.routing.router import Router
 
@@ -46,19 +46,20 @@ class Placing:
         try:
             while True:
                 await asyncio.sleep(LOOK_NS / NS_PER_S)
-                self._look()
+                self._on(self._sample())
         finally:
             if self._moving:
                 self._moving.cancel()
 
-    def _look(self) -> None:
-        for effect in self._placement.on(self._sample(), self._clock.now_ns()):
+    def _on(self, event: Event) -> None:
+        for effect in self._placement.on(event, self._clock.now_ns()):
             match effect:
                 case MoveModel():
                     self._moving = asyncio.create_task(self._move(effect))
                 case PlacesSet(model, instances):
-                    told = {"model": model, "instances": ",".join(instances), "why": self._placement.because}
-                    log(_logger, logging.INFO, "requests of a model go elsewhere", told)
+                    if instances:
+                        told = {"model": model, "instances": ",".join(instances), "why": self._placement.because}
+                        log(_logger, logging.INFO, "requests of a model go elsewhere", told)
                     self._node.moves.set_places(effect)
                 case Evict(model, instance):
                     self._node.post(instance, UnloadModel(model))
@@ -94,4 +95,4 @@ class Placing:
         log(_logger, logging.INFO, "a model moves", told)
         done: ModelMoved = await self._node.moves.move(move, "placement")
         log(_logger, logging.INFO, "a model has moved", told | {"moved": done.moved, "replayed": done.replayed})
-        self._placement.on(done, self._clock.now_ns())
+        self._on(done)

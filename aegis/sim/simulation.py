@@ -71,7 +71,6 @@ class Pool:
     explains: bool = False  # all that its cores decide
     reuses: bool = False  # KV of requests that have ended
     peer_loads: bool = False  # devices of a node carry parts of each other's demanded loads
-    migrates: bool = False  # placement moves models with their requests, where the recipe has one
     lanes: bool = False  # instances may divide their devices, where policies do
     noise: float = 0.0  # standard deviation of runs, as a share of what they take
     noise_seed: int = 0
@@ -238,7 +237,7 @@ def _images(pool: Pool, agenda: EventQueue) -> FetchedImages | None:
 
 def _placement(pool: Pool, site: Site, hardware: Hardware) -> Placement | None:
     made = pool.recipe.placement
-    return Placement(made(site), hardware) if pool.migrates and made else None
+    return Placement(made(site), hardware) if made else None
 
 
 def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute:

@@ -110,7 +110,7 @@ def simulate(
         typer.Option(
             metavar="NAME",
             help="Models move between instances by load: pressure, kvpr (Prism's), or none. "
-            "[default: kvpr for prism, else none]",
+            "[default: pressure for least-slack, kvpr for prism, else none]",
         ),
     ] = None,
     refuse_late: Annotated[

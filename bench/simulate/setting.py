@@ -18,7 +18,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo, WeightsName
 from aegis.core.role import Roles
-from aegis.policies import UNMOVED, Policy, Recipe, Site, placement, recipe
+from aegis.policies import Policy, Recipe, Site, placement, recipe
 from aegis.sim.catalogue import catalogue
 from aegis.sim.gpu_costs import GpuSpec, costed, gpu, with_costs
 from aegis.sim.market import SimRequest
@@ -151,7 +151,7 @@ def pool_of(setting: Setting) -> Pool:
     the models."""
     known, asked = _recipe(setting), _arrivals_of(replace(setting, load=None))
     if setting.placement is not None:
-        known = replace(known, placement=placement(setting.placement), always_migrates=setting.placement != UNMOVED)
+        known = replace(known, placement=placement(setting.placement))
     if setting.placement_rules and known.placement:
         known = replace(known, placement=partial(_ruled_placement, known.placement, dict(setting.placement_rules)))
     mixed = known.roles_of(setting.roles, counted=setting.counted) is Roles.AUTO
@@ -179,7 +179,6 @@ def pool_of(setting: Setting) -> Pool:
         noise=setting.noise or 0.0,
         noise_seed=setting.seed,
         peer_loads=setting.peer_loads,
-        migrates=known.always_migrates,
         rates=_rates(asked, found.adapters) if known.rated else {},
         refuses_late=setting.refuse_late,
         adapters=found.adapters,

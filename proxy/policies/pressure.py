@@ -1,22 +1,19 @@
-"""Our placement: what no device has time for goes where there is time, and a model that one instance has no time for is
-served by several.
+"""Our placement: what no device has time for goes where there is time.
 
 The load of a device is the share of its time that its requests want: a step of each of their models every TBT, loads of
-what does not fit its memory, and the prompts that come. (1) While the most loaded device wants more than `short_ppm`,
-the model moves whose move leaves the more loaded of both devices with the least load. (2) If none leaves them with
-less, a model on it that wants more than `short_ppm` by itself gets another instance for half of what comes, the least
-loaded one. (3) One of several instances of a model whose whole load the others would have less than `spare_ppm` with
-gives its requests to them.
+what does not fit its memory, and the prompts that come. Of a device that wants more than `short_ppm`, the most loaded
+one first, the model moves whose move leaves the more loaded of both devices with the least load. Requests that come
+after that go where the scheduler says: it has seen where the others went, and finds another instance when that one has
+no room.
 
-Laws: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
-finitely many; (P2) an instance that a model was given for (2) is not taken by (3) under the same load, because
-`spare_ppm` is less than `short_ppm`.
+Law: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
+finitely many.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +22,8 @@ from aegis.core.ids import InstanceId, ModelId
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 
-_RULES = PlacementRules(held_ns=3 * NS_PER_S)
+_PPM = 1_000_000
+_RULES = PlacementRules(held_ns=NS_PER_S, settled_ns=3 * NS_PER_S, keeps=False)
 
 
 class _Placed(NamedTuple):
@@ -38,6 +36,26 @@ class _Placed(NamedTuple):
     @property
     def demand(self) -> Demand:
         return Demand(self.load.steps_ppm + self.prefill_ppm, self.load.loads_ppm, self.load.memory_ppm)
+
+
+class _Device(NamedTuple):
+    """What is on a device, however many instances have it: in all, and the two largest loads."""
+
+    placed: tuple[_Placed, ...]
+    demand: Demand
+    first_ppm: int
+    second_ppm: int
+
+    @property
+    def load_ppm(self) -> int:
+        return _load_ppm(self.demand, self.first_ppm)
+
+    def without_ppm(self, each: _Placed) -> int:
+        largest_ppm = self.second_ppm if each.load.loads_ppm == self.first_ppm else self.first_ppm
+        return _load_ppm(self.demand.instead(each.demand, NOTHING), largest_ppm)
+
+    def with_ppm(self, each: _Placed) -> int:
+        return _load_ppm(self.demand.instead(NOTHING, each.demand), max(self.first_ppm, each.load.loads_ppm))
 
 
 class _Option(NamedTuple):
@@ -55,64 +73,46 @@ class Pressure:
     """In millionths of a device's time."""
 
     short_ppm: int = 800_000
-    spare_ppm: int = 600_000
     rules: PlacementRules = _RULES
 
     def changes(self, view: PlacementView) -> Sequence[Change]:
-        placed = [each for instance in view.instances.values() for each in _placed(view, instance)]
-        loads = _loads(view, placed)
-        if len(loads) < 2:
-            return []
-        hot = max(loads, key=lambda device: (loads[device].load_ppm, -device))
-        hot_ppm = loads[hot].load_ppm
-        if hot_ppm <= self.short_ppm:
-            return self._fewer(view, placed)
-        on_it = [each for each in placed if hot in view.instances[each.instance].devices]
-        options = [option for each in on_it for option in _options(view, each, hot, loads)]
-        best = min(options, default=None)
-        if best is not None and best.worse_ppm < hot_ppm:
-            places = tuple([best.target if home == best.source else home for home in view.models[best.model].places])
-            first = (best.target, *[home for home in places if home != best.target])
-            because = f"{best.source}'s device wants {_share(hot_ppm)} of its time, {_share(best.worse_ppm)} without it"
-            gain_ppm = hot_ppm - best.worse_ppm
-            return [Change(best.model, first, moves=True, because=because, source=best.source, gain_ppm=gain_ppm)]
-        return self._more(view, on_it, loads)
-
-    def _more(self, view: PlacementView, on_it: Iterable[_Placed], loads: Mapping[int, Demand]) -> list[Change]:
-        for each in sorted(on_it, key=lambda each: (-each.demand.steps_ppm, each.load.model)):
-            model = view.models[each.load.model]
-            free = [i for i in view.instances.values() if i.instance not in model.places]
-            free = [i for i in free if not set(i.devices) & set(view.instances[each.instance].devices)]
-            if each.demand.steps_ppm <= self.short_ppm or not free:
-                continue
-            least_ppm, target = min((_most(loads, i.devices), i.instance) for i in free)
-            after_ppm = least_ppm + each.load.steps_ppm + each.prefill_ppm // 2
-            if after_ppm < _most(loads, view.instances[each.instance].devices):
-                because = f"it wants {_share(each.demand.steps_ppm)} of {each.instance}'s time by itself"
-                return [
-                    Change(model.model, (*(model.places or (each.instance,)), target), moves=False, because=because)
-                ]
-        return []
-
-    def _fewer(self, view: PlacementView, placed: Sequence[_Placed]) -> list[Change]:
-        loads = _loads(view, placed)
-        for model in view.models.values():
-            mine = [each for each in placed if each.load.model == model.model and each.instance in model.places]
-            if len(model.places) < 2 or not mine:
-                continue
-            last = model.places[-1]
-            leaving = sum([each.demand.steps_ppm for each in mine if each.instance == last])
-            staying = model.places[:-1]
-            if all(_most(loads, view.instances[home].devices) + leaving < self.spare_ppm for home in staying):
-                because = f"without {last} its instances want less than {_share(self.spare_ppm)} of their time"
-                return [Change(model.model, staying, moves=True, because=because, source=last)]
+        devices = _devices(view)
+        for hot in sorted(devices, key=lambda device: (-devices[device].load_ppm, device)):
+            hot_ppm = devices[hot].load_ppm
+            if hot_ppm <= self.short_ppm:
+                break
+            best = min(_options(view, hot, devices), default=None)
+            if best is not None and best.worse_ppm < hot_ppm:
+                return [_change(view, best, hot_ppm)]
         return []
 
 
-def _placed(view: PlacementView, instance: InstanceView) -> list[_Placed]:
+def _devices(view: PlacementView) -> dict[int, _Device]:
+    at_home = defaultdict[InstanceId, list[ModelId]](list)
+    for model in view.models.values():
+        for place in model.places:
+            at_home[place].append(model.model)
+    on = defaultdict[int, list[_Placed]](list)
+    for instance in view.instances.values():
+        placed = _placed(view, instance, at_home[instance.instance])
+        for number in instance.devices:
+            on[number] += placed
+    return {number: _device(placed) for number, placed in on.items()}
+
+
+def _device(placed: Sequence[_Placed]) -> _Device:
+    demand, first_ppm, second_ppm = NOTHING, 0, 0
+    for each in placed:
+        demand = demand.instead(NOTHING, each.demand)
+        load_ppm = each.load.loads_ppm
+        second_ppm = max(second_ppm, min(load_ppm, first_ppm))
+        first_ppm = max(first_ppm, load_ppm)
+    return _Device(tuple(placed), demand, first_ppm, second_ppm)
+
+
+def _placed(view: PlacementView, instance: InstanceView, at_home: Iterable[ModelId]) -> list[_Placed]:
     """Prompts are taken to come where the places of their model are, the same share to each."""
     loads = {load.model: load for load in instance.loads if load.model in view.models}
-    at_home = [model.model for model in view.models.values() if instance.instance in model.places]
     placed = []
     for name in dict.fromkeys([*loads, *at_home]):
         places = view.models[name].places or (instance.instance,)
@@ -121,33 +121,36 @@ def _placed(view: PlacementView, instance: InstanceView) -> list[_Placed]:
     return placed
 
 
-def _loads(view: PlacementView, placed: Iterable[_Placed]) -> dict[int, Demand]:
-    """Of each device, however many instances have it."""
-    loads = defaultdict[int, Demand](lambda: NOTHING)
-    for instance in view.instances.values():
-        for device in instance.devices:
-            loads[device] = loads[device]
-    for each in placed:
-        for device in view.instances[each.instance].devices:
-            loads[device] = loads[device].instead(NOTHING, each.demand)
-    return dict(loads)
+def _load_ppm(demand: Demand, largest_ppm: int) -> int:
+    """The load of a device. Where its memory does not hold all, the largest load counts besides: weights leave and come
+    back whole, however little is lacking."""
+    if demand.memory_ppm <= _PPM:
+        return demand.steps_ppm
+    return min(demand.load_ppm + largest_ppm, demand.steps_ppm + demand.loads_ppm)
 
 
-def _options(view: PlacementView, each: _Placed, hot: int, loads: Mapping[int, Demand]) -> Iterable[_Option]:
-    """The moves of that to instances of other devices."""
-    left_ppm = loads[hot].instead(each.demand, NOTHING).load_ppm
-    there = {load.instance for load in view.instances.values() if hot in load.devices}
-    places = view.models[each.load.model].places
-    for name, target in view.instances.items():
-        if name in there or name in places:
-            continue
-        taken_ppm = max([loads[device].instead(NOTHING, each.demand).load_ppm for device in target.devices])
-        worse_ppm = max(left_ppm, taken_ppm)
-        yield _Option(worse_ppm, each.load.memory_ppm, each.load.model, each.instance, name)
+def _options(view: PlacementView, hot: int, devices: Mapping[int, _Device]) -> Iterator[_Option]:
+    """The moves from that device to instances of others."""
+    there = {each.instance for each in view.instances.values() if hot in each.devices}
+    for each in devices[hot].placed:
+        left_ppm, load = devices[hot].without_ppm(each), each.load
+        places = view.models[load.model].places
+        for name, target in view.instances.items():
+            if name not in there and name not in places:
+                worse_ppm = max([left_ppm, *[devices[number].with_ppm(each) for number in target.devices]])
+                yield _Option(worse_ppm, load.memory_ppm, load.model, each.instance, name)
 
 
-def _most(loads: Mapping[int, Demand], devices: Iterable[int]) -> int:
-    return max([loads[device].load_ppm for device in devices])
+def _change(view: PlacementView, chosen: _Option, hot_ppm: int) -> Change:
+    others = [home for home in view.models[chosen.model].places if home != chosen.source]
+    return Change(
+        chosen.model,
+        (chosen.target, *others),
+        moves=True,
+        because=f"{chosen.source}'s device wants {_share(hot_ppm)} of its time, {_share(chosen.worse_ppm)} without it",
+        source=chosen.source,
+        gain_ppm=hot_ppm - chosen.worse_ppm,
+    )
 
 
 def _share(load_ppm: int) -> str:

@@ -97,8 +97,9 @@ class Placement:
             case ModelMoved(model, why=why):
                 if model == self._moving:
                     self._moving, self._settled_ns = None, now_ns + self._rules.settled_ns
-                    if why:
+                    if why or not self._rules.keeps:
                         self._places.pop(model, None)  # where its requests are is seen
+                        return [] if why else [PlacesSet(model, ())]
                 return []
             case PoolSampled(models, instances):
                 return self._sampled(models, instances, now_ns)

@@ -74,6 +74,7 @@ class PlacementRules:
     held_ns: int = 0  # for so long a change has been wanted, without a break, before it is made
     settled_ns: int = 10 * NS_PER_S  # after a change nothing moves
     idle_ns: int | None = None  # weights of a model that was idle for so long leave; None: they stay
+    keeps: bool = True  # requests go where their model was moved to; otherwise, once it was, where they would go
 
 
 class PlacementPolicy(Protocol):

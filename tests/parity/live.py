@@ -140,7 +140,7 @@ class LiveRun:
     async def _until_stopped(self, devices: Devices) -> None:
         made = self._pool.recipe.placement
         placing = []
-        if made and self._pool.migrates:
+        if made:
             policy, hardware = made(self._site), self._pool.gpu.hardware()
             placing = [Placing(self._node, self._core, policy, hardware, self._conductor).run()]
         await asyncio.gather(self._node.listen(), self._proxy.listen(), devices.watch(), *placing)

@@ -72,7 +72,6 @@ class Scenario:
             keep_times=True,
             explains=True,
             reuses=self.reuses,
-            migrates=self.placement is not None,
         )
 
     def _instances(self, chosen: Recipe) -> dict[str, int]:

@@ -143,7 +143,7 @@ def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
 @pytest.mark.parametrize(
     "placement",
     [
-        lambda site: Pressure(short_ppm=60_000, spare_ppm=40_000, rules=PlacementRules(settled_ns=NS_PER_S)),
+        lambda site: Pressure(short_ppm=60_000, rules=PlacementRules(settled_ns=NS_PER_S, keeps=False)),
         lambda site: KvPressureRatio(),
     ],
     ids=["pressure", "kvpr"],

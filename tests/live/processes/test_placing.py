@@ -16,7 +16,7 @@ from tests.live.streams import Body, Stream, run_again, until
 
 MODELS = list(MARKET)[:2]
 STREAMS, TOKENS = 8, 300
-_OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "64MiB", "--debug-memory", "--migrate")
+_OPTIONS = ("--dtype", "float32", "--device-memory", "96MiB", "--host-memory", "64MiB", "--debug-memory")
 _OPTIONS += ("--mixed", "2", "--devices", "2", "--slo", "ttft=10,tbt=0.001")
 """So that a step of a model alone wants more time than a device has."""
 

@@ -269,6 +269,12 @@ def test_policies_that_cut_prompts_take_a_bound_for_steps_and_others_refuse_it(p
         assert load(options, {}).scheduling.step_tokens == 64
 
 
+def test_models_move_as_the_policy_has_it_unless_it_is_said() -> None:
+    assert load({}, {}).scheduling.migrates is None
+    assert load({"migrate": False}, {}).scheduling.migrates is False
+    assert load({}, {"AEGIS_MIGRATE": "on"}).scheduling.migrates is True
+
+
 def test_a_bound_for_steps_is_refused_where_prefill_instances_run_prompts_as_a_whole() -> None:
     apart = {"policy": "muxwise", "roles": "fixed", "prefill": "1", "decode": "1", "step_tokens": "64"}
     assert "leave out step_tokens, or roles" in refusal(apart)

@@ -19,7 +19,7 @@ LARGE, SMALL = (SHAPES[shape].spec(ModelId(shape), Slo()) for shape in ("llama-2
 
 def play(policy: str, arrivals: list[SimRequest], *, mixed: int = 1) -> Outcome:
     known = recipe(policy)
-    pool = Pool(gpu=gpu("h800"), specs=(LARGE, SMALL), recipe=known, mixed=mixed, migrates=known.always_migrates)
+    pool = Pool(gpu=gpu("h800"), specs=(LARGE, SMALL), recipe=known, mixed=mixed)
     outcome = simulate(pool, arrivals)
     assert {record.ended for record in outcome.records} == {"finished"}
     return outcome
@@ -47,9 +47,9 @@ def test_weights_leave_after_45_s_without_a_request_under_prism_only(policy: str
 
 def test_models_move_under_prism_unless_told_otherwise() -> None:
     workload = "poisson:models=4,rps=0.1,duration=20"
-    assert pool_of(Setting(policy="prism", workload=workload)).migrates
-    assert not pool_of(Setting(policy="prism", workload=workload, placement="none")).migrates
-    assert not pool_of(Setting(policy="muxserve++", workload=workload)).migrates
+    assert pool_of(Setting(policy="prism", workload=workload)).recipe.placement
+    assert not pool_of(Setting(policy="prism", workload=workload, placement="none")).recipe.placement
+    assert not pool_of(Setting(policy="muxserve++", workload=workload)).recipe.placement
     made = pool_of(Setting(policy="prism", workload=workload, placement_rules=(("idle_ns", 7),))).recipe.placement
     assert made and made(None).rules.idle_ns == 7  # type: ignore[arg-type]
 

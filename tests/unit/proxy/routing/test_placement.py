@@ -190,11 +190,13 @@ def test_a_model_that_was_removed_is_forgotten() -> None:
 
 
 def test_our_policy_relieves_a_device_that_has_no_time() -> None:
-    """From samples to the order, and not before it has been so for some seconds."""
+    """From samples to the order, and not before it has been so for a second. What comes after it goes where the
+    scheduler says."""
     core = Placement(Pressure(), Hardware())
     sample = replace(SAMPLE, weight_bytes=10)
     models = tuple(replace(sample, model=ModelId(name)) for name in "ab")
     loads = tuple(PlacedLoad(ModelId(name), 1, 9, 600_000, 0, 0) for name in "ab")
     views = (InstanceView(ONE, (0,), 10**6, loads), InstanceView(TWO, (1,), 10**6, ()))
     done = [core.on(PoolSampled(models, views), second * NS_PER_S) for second in range(5)]
-    assert done == [[], [], [], [MoveModel(A, TWO, ONE, (TWO,))], []] and "120 %" in core.because
+    assert done == [[], [MoveModel(A, TWO, ONE, (TWO,))], [], [], []] and "120 %" in core.because
+    assert core.on(ModelMoved(A, TWO, 1, 0, ""), 5 * NS_PER_S) == [PlacesSet(A, ())]
