@@ -298,7 +298,6 @@ MISSED = {
     "cells/0.1rps/slo0.3/ix2": _COMPUTING,
     "cells/0.5rps/slo0.5/ox2": _COMPUTING,
     "overload/poisson-0.1rps/x4: TTFT": _PUT_OFF,
-    "overload/poisson-0.5rps/x1.5: TTFT": _PUT_OFF,
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
