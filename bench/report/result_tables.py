@@ -296,7 +296,6 @@ _PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep mo
 MISSED = {
     "cells/0.1rps/slo0.3/sharegpt": _COMPUTING,
     "cells/0.1rps/slo0.3/ix2": _COMPUTING,
-    "cells/0.5rps/slo0.5/ox2": _COMPUTING,
     "overload/poisson-0.1rps/x4: TTFT": _PUT_OFF,
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
@@ -526,7 +525,7 @@ def _cell(cell: CellFigures) -> list[str]:
     medians = {each.contender: str(each.median) for each in cell.contenders}
     best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
     if cell.ratio is not None and cell.ratio < _AHEAD:
-        ratio = f"{cell.ratio:.3f} **missed**, at least {_AHEAD:g}: {MISSED.get(f'cells/{cell.cell}', 'not explained')}"
+        ratio = f"{cell.ratio:.4f} **missed**, at least {_AHEAD:g}: {MISSED.get(f'cells/{cell.cell}', 'not explained')}"
     ours, split, rival = (medians.get(name, "") for name in (OURS, on_split(OURS, next(iter(SPLITS))), best))
     found = next((each.found for each in cell.contenders if each.contender == best), [])
     tuned = next((described(each.tuned.parameters, cell.setting.get("mixed")) for each in found if each.tuned), "")
