@@ -126,7 +126,7 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
         "| 0.1rps/slo1/ix2 | 163 | 101 | > 96 | `qlm` | 1.70 |  |",
         "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |  |",
     ]
-    assert "| `qlm` | 1.149 **missed**, at least 1.15: not explained |" in lines[6]
+    assert "| `qlm` | 1.1490 **missed**, at least 1.15: not explained |" in lines[6]
     assert lines[-1] == "least-slack: at least the best rival in 2 of 2, 1.42 times it in the median"
     lanes = CellFigures(
         "0.5rps/slo1/ix2", {}, [contender("least-slack lanes", Crossing(at=201.6), seeds=1)], None, None
