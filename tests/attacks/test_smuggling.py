@@ -31,7 +31,8 @@ REFUSED = (400, 405, 408, 411, 413, 414, 417, 426, 431, 501, 505)
 class Shape:
     """What is sent, piece by piece. `INNER` in it is a request for a path of its own, which nobody asked for.
     `direct` are the statuses that the server may answer each request in it with; `ends`: it
-    closes the connection then. `fronted`: it is sent through fronts as well."""
+    closes the connection then. `fronted`: it is sent through fronts as well. `in_turn`: a piece is sent when that before
+    it is answered, not after a pause."""
 
     name: str
     pieces: tuple[bytes, ...]
@@ -39,6 +40,7 @@ class Shape:
     ends: bool = True
     fronted: bool = True
     methods: tuple[bytes, ...] = ()
+    in_turn: bool = False
 
     @property
     def marker(self) -> str:
@@ -209,7 +211,7 @@ def honest() -> Iterator[Shape]:
     bad = head(first=b"GET http://a:99999999/ HTTP/1.1")
     yield Shape("a port that is none behind a good one", (first + bad,), (OK,), fronted=False)
     yield Shape("a port that is none behind a good POST", (head(LENGTH) + ASKED + bad,), (OK,), fronted=False)
-    yield Shape("a port that is none on a kept connection", (first, bad), (OK, REFUSED))
+    yield Shape("a port that is none on a kept connection", (first, bad), (OK, REFUSED), in_turn=True)
     closing = head(b"Connection: close", first=HEALTH)
     yield Shape("a request behind the last", (closing + INNER,), (OK,))
     yield Shape("HTTP/1.0", (head(first=b"GET /health HTTP/1.0"),), (OK,))
@@ -263,8 +265,14 @@ def sent(request: pytest.FixtureRequest, server: Server, tmp_path_factory: pytes
 
 def send(url: str, shape: Shape) -> Heard:
     with Wire(url) as wire:
-        wire.send(*shape.sent(), pause_s=LATER_S)
-        return wire.hear(count=len(shape.direct), methods=shape.methods, within_s=5)
+        pieces, before = shape.sent(), []
+        while shape.in_turn and len(pieces) > 1:
+            wire.send(pieces.pop(0))
+            before += wire.hear(count=1, within_s=5).responses
+        wire.send(*pieces, pause_s=LATER_S)
+        heard = wire.hear(count=len(shape.direct) - len(before), methods=shape.methods, within_s=5)
+        heard.responses[:0] = before
+        return heard
 
 
 def ask_honestly(url: str, is_over: Callable[[], bool]) -> list[str]:
