@@ -38,8 +38,9 @@ _SIMULATION = (
     "bench/simulate/tuning.py",
     "bench/workloads",
     "configs/gpus",
+    "proxy/policies",
 )
-_PRISM = (*_SIMULATION, "bench/simulate/prism", "proxy/policies")
+_PRISM = (*_SIMULATION, "bench/simulate/prism")
 _GOODPUT = (*_SIMULATION, "bench/simulate/goodput.py")
 
 DEPENDENCIES: Mapping[str, tuple[str, ...]] = {

@@ -99,7 +99,7 @@ class Placement:
                     self._moving, self._settled_ns = None, now_ns + self._rules.settled_ns
                     if why or not self._rules.keeps:
                         self._places.pop(model, None)  # where its requests are is seen
-                        return [] if why else [PlacesSet(model, ())]
+                        return [PlacesSet(model, ())]
                 return []
             case PoolSampled(models, instances):
                 return self._sampled(models, instances, now_ns)
