@@ -3,8 +3,9 @@
 The load of a device is the share of its time that its requests want: a step of each of their models every TBT, loads of
 what does not fit its memory, and the prompts that come. Of a device that wants more than `short_ppm`, the most loaded
 one first, the model moves whose move leaves the more loaded of both devices with the least load. None moves to a device
-that would want more than `full_ppm` then: late there as well, it would make others late. Requests that come after a move
-go where the scheduler says: it has seen where the others went, and finds another instance when that one has no room.
+that would want more than `full_ppm` then: late there as well, it would make others late. Requests that come after a
+move go where the scheduler says: it has seen where the others went, and finds another instance when that one has no
+room.
 
 Laws: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
 finitely many; (P2) it leaves the target with `full_ppm` at most.

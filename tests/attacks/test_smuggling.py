@@ -29,10 +29,10 @@ REFUSED = (400, 405, 408, 411, 413, 414, 417, 426, 431, 501, 505)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is sent, piece by piece. `INNER` in it is a request for a path of its own, which nobody asked for.
-    `direct` are the statuses that the server may answer each request in it with; `ends`: it
-    closes the connection then. `fronted`: it is sent through fronts as well. `in_turn`: a piece is sent when that before
-    it is answered, not after a pause."""
+    """What is sent, piece by piece. `INNER` in it is a request for a path of its own, which nobody asked for. `direct`
+    are the statuses that the server may answer each request in it with; `ends`: it closes the connection then.
+    `fronted`: it is sent through fronts as well. `in_turn`: a piece is sent when that before it is answered, not after
+    a pause."""
 
     name: str
     pieces: tuple[bytes, ...]
