@@ -87,13 +87,15 @@ class Moves:
     def ask(self, model: ModelId, requests: Iterable[RequestId]) -> None:
         self._moves[model].asked = set(requests)
 
-    def handed(self, model: ModelId, request: RequestId, kv_tokens: int | None) -> None:
-        """It has left its source, if not None with its KV of so many tokens."""
+    def handed(self, model: ModelId, request: RequestId, kv_tokens: int | None) -> InstanceId | None:
+        """It has left its source, if not None with its KV of so many tokens. Where it goes; None: the move is over."""
         move = self._moves.get(model)
-        if move and move.asked and request in move.asked:
-            move.moved += kv_tokens is not None
-            move.replayed += kv_tokens is None
-            move.kv_tokens += kv_tokens or 0
+        if not (move and move.asked and request in move.asked):
+            return None
+        move.moved += kv_tokens is not None
+        move.replayed += kv_tokens is None
+        move.kv_tokens += kv_tokens or 0
+        return move.target
 
     def left(self, model: ModelId, request: RequestId) -> None:
         """It is not where it was, or has ended."""

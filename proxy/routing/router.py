@@ -224,7 +224,7 @@ class Router:
             self._out.append(To(chosen.instance, Submit(job, group)))
         elif self._mixed:
             joined_at = first.decode if first and first.decode in self._mixed else None
-            session.decode = joined_at or self._chosen(work)
+            session.decode, session.target = joined_at or self._chosen(work, session.target), None
             if session.decode is None:
                 self._refuse(request)
                 return
@@ -245,7 +245,7 @@ class Router:
         if not self._decodes or session.kv is None or not self._away.isdisjoint((job.model, job.served)):
             return
         work = Work(job.model, len(job.prompt) + len(session.sent), session.kv.owner)
-        session.decode = self._chosen(work)
+        session.decode, session.target = self._chosen(work, session.target), None
         if session.decode is None:
             self._refuse(request)
             return
@@ -256,8 +256,8 @@ class Router:
         self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
         session.kv = None
 
-    def _chosen(self, work: Work) -> InstanceId | None:
-        home = self._places.of(work.model, self._decodes, self._decodes)
+    def _chosen(self, work: Work, target: InstanceId | None = None) -> InstanceId | None:
+        home = target if target in self._decodes else self._places.of(work.model, self._decodes, self._decodes)
         return home or self._decode_policy.place(work, self._decodes)
 
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
@@ -442,7 +442,7 @@ class Router:
                 self._release(kv.owner, request, message.attempt)
             return
         assert session.decode == source and message.generated == len(session.sent), "tokens are lost"
-        self._moves.handed(session.job.model, request, kv.tokens if kv else None)
+        session.target = self._moves.handed(session.job.model, request, kv.tokens if kv else None)
         if kv is None:
             self._replay(request)
             return

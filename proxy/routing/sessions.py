@@ -25,7 +25,8 @@ up."""
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """`prefill` is the instance that prefills it, or has done so, or that handed its KV over last."""
+    """`prefill` is the instance that prefills it, or has done so, or that handed its KV over last; `target` the one
+    that a move sends it to."""
 
     job: Job
     first_choice: RequestId | None = None
@@ -33,6 +34,7 @@ class Session:
     sent: list[int] = field(default_factory=list)  # no logprobs: they are sent once, and take much more memory
     prefill: InstanceId | None = None
     decode: InstanceId | None = None
+    target: InstanceId | None = None
     kv: KvHandle | None = None  # handed over and not adopted yet
     prompt_reported: bool = False
     reused: int = 0  # tokens that the running prefill need not run

@@ -24,7 +24,16 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.request import EventHandle, FinishReason, KvHandle, Token
-from proxy.routing.events import ClientLeft, Ended, InstanceDown, ModelMoved, ModelRemoved, MoveModel, Replayed
+from proxy.routing.events import (
+    ClientLeft,
+    Ended,
+    InstanceDown,
+    ModelMoved,
+    ModelRemoved,
+    MoveModel,
+    PlacesSet,
+    Replayed,
+)
 from proxy.routing.moves import kv_is_cheaper
 from tests.unit.proxy.routing.router_stand import D0, D1, OTHER, P0, SPEC, Proxy, R, handle
 
@@ -121,6 +130,20 @@ def test_only_requests_of_one_source_leave_where_one_is_named() -> None:
     proxy.tell(MoveModel(MODEL, M1, M2))
     proxy.heard(M1, BroughtIn(MODEL, there=True))
     assert not proxy.sent(HandOver) and moved(proxy) == [ModelMoved(MODEL, M1, 0, 0)]
+
+
+@pytest.mark.parametrize("with_kv", [True, False])
+def test_it_goes_to_the_target_though_another_of_the_places_has_less_to_do(with_kv: bool) -> None:
+    proxy = decoding(M0, M1, M2)
+    proxy.tell(PlacesSet(OTHER.model, (M1,)))
+    proxy.arrive(2, model=OTHER.model)
+    assert [to for to, _ in proxy.sent(Submit)] == [M1]
+    proxy.tell(MoveModel(MODEL, M1, M0, (M1, M2)))
+    proxy.heard(M1, BroughtIn(MODEL, there=True))
+    proxy.heard(M0, HandedOver(R, 1, 2, own(M0) if with_kv else None))
+    assert [to for to, _ in proxy.sent(Adopt if with_kv else Submit)] == [M1]
+    proxy.arrive(3)
+    assert [to for to, _ in proxy.sent(Submit)] == [M2], "that is for those that come"
 
 
 def test_requests_that_are_there_stay() -> None:
