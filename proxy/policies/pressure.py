@@ -2,13 +2,12 @@
 
 The load of a device is the share of its time that its requests want: a step of each of their models every TBT, loads of
 what does not fit its memory, and the prompts that come. Of a device that wants more than `short_ppm`, the most loaded
-one first, the model moves whose move leaves the more loaded of both devices with the least load. None moves to a device
-that would want more than `full_ppm` then: late there as well, it would make others late. Requests that come after a
-move go where the scheduler says: it has seen where the others went, and finds another instance when that one has no
-room.
+one first, the model moves whose move leaves the more loaded of both devices with the least load. Requests that come
+after that go where the scheduler says: it has seen where the others went, and finds another instance when that one has
+no room.
 
-Laws: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
-finitely many; (P2) it leaves the target with `full_ppm` at most.
+Law: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
+finitely many.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class Pressure:
     """In millionths of a device's time."""
 
     short_ppm: int = 800_000
-    full_ppm: int = 1_250_000
     rules: PlacementRules = _RULES
 
     def changes(self, view: PlacementView) -> Sequence[Change]:
@@ -83,7 +81,7 @@ class Pressure:
             hot_ppm = devices[hot].load_ppm
             if hot_ppm <= self.short_ppm:
                 break
-            best = min(_options(view, hot, devices, self.full_ppm), default=None)
+            best = min(_options(view, hot, devices), default=None)
             if best is not None and best.worse_ppm < hot_ppm:
                 return [_change(view, best, hot_ppm)]
         return []
@@ -131,18 +129,16 @@ def _load_ppm(demand: Demand, largest_ppm: int) -> int:
     return min(demand.load_ppm + largest_ppm, demand.steps_ppm + demand.loads_ppm)
 
 
-def _options(view: PlacementView, hot: int, devices: Mapping[int, _Device], full_ppm: int) -> Iterator[_Option]:
-    """The moves from that device to instances of others, none of which would want more than `full_ppm` then."""
+def _options(view: PlacementView, hot: int, devices: Mapping[int, _Device]) -> Iterator[_Option]:
+    """The moves from that device to instances of others."""
     there = {each.instance for each in view.instances.values() if hot in each.devices}
     for each in devices[hot].placed:
         left_ppm, load = devices[hot].without_ppm(each), each.load
         places = view.models[load.model].places
         for name, target in view.instances.items():
-            if name in there or name in places:
-                continue
-            taken_ppm = max([devices[number].with_ppm(each) for number in target.devices])
-            if taken_ppm <= full_ppm:
-                yield _Option(max(left_ppm, taken_ppm), load.memory_ppm, load.model, each.instance, name)
+            if name not in there and name not in places:
+                worse_ppm = max([left_ppm, *[devices[number].with_ppm(each) for number in target.devices]])
+                yield _Option(worse_ppm, load.memory_ppm, load.model, each.instance, name)
 
 
 def _change(view: PlacementView, chosen: _Option, hot_ppm: int) -> Change:

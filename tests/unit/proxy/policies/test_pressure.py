@@ -99,14 +99,6 @@ def test_weights_that_hardly_fit_count_whole() -> None:
     assert change.gain_ppm == (300_000 + lacking_ppm + 500_000) - 400_000
 
 
-def test_none_moves_to_a_device_that_would_be_late_as_well() -> None:
-    """P2."""
-    hot = instance(0, *[load(name, 700_000) for name in "abc"])
-    assert changes(hot, instance(1, load("d", 600_000))) == []
-    (change,) = changes(hot, instance(1, load("d", 600_000)), instance(2, load("e", 550_000)))
-    assert change.places == ("mixed-2",)
-
-
 def test_one_of_several_places_moves_alone() -> None:
     hot = instance(1, load("a", 500_000), load("b", 450_000))
     (change,) = changes(instance(0, load("a", 500_000)), hot, instance(2))
@@ -131,7 +123,7 @@ def wanted_of(models: list[tuple[int, int, int]]) -> int:
 
 @given(POOLS)
 def test_moves_come_to_an_end_and_none_makes_the_worse_of_two_worse(pool: list[list[tuple[int, int, int]]]) -> None:
-    """P1 and P2, under loads that are the same wherever a model is."""
+    """P1, under loads that are the same wherever a model is."""
     at = {f"m{d}-{n}": d for d, loads in enumerate(pool) for n in range(len(loads))}
     wants = {f"m{d}-{n}": each for d, loads in enumerate(pool) for n, each in enumerate(loads)}
 
@@ -151,5 +143,4 @@ def test_moves_come_to_an_end_and_none_makes_the_worse_of_two_worse(pool: list[l
         at[wanted[0].model] = target
         worse = max(on(source), on(target))
         assert before > worse and wanted[0].gain_ppm == before - worse
-        assert on(target) <= POLICY.full_ppm
     raise AssertionError("it goes on for ever")
