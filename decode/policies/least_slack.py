@@ -122,7 +122,8 @@ class LeastSlack:
         home = lists.home(work.model)
         if home is None:
             return _cheapest(work.model, lists).instance
-        joins = any(s.instance == home and s.room_tokens >= work.tokens for s in lists.shares(work.model))
+        there = (s for s in lists.shares(work.model) if s.instance == home)
+        joins = any(s.batches == 1 and s.room_tokens >= work.tokens for s in there)
         limit_ppm = self.migrate_share * _PPM if joins else 0
         cost_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home)
         if cost_ppm - lists.by_pressure[0].load_ppm <= limit_ppm:
@@ -215,15 +216,19 @@ class LeastSlack:
             return Why(because, lost=second.instance if second else None)
         if home in (best.instance, pressed[0].instance) and chosen == home:
             return Why("home of its model, and least pressed", lost=None)
-        shares = [share for share in lists.shares(work.model) if share.instance == home]
+        share = next((share for share in lists.shares(work.model) if share.instance == home), None)
         gain_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home) - best.load_ppm
         if gain_ppm <= 0:
             return Why(f"home of its model; {best.instance} would have to load it", lost=best.instance)
         freer = f"{_share(gain_ppm)} freer"
-        if any(share.room_tokens >= work.tokens for share in shares):
-            limit = f"the {_share(round(self.migrate_share * _PPM))} that a move needs"
+        if share is None:
+            limit = "nothing, and none are left at home"
+        elif share.room_tokens < work.tokens:
+            limit = "nothing, and there is no room in its batch at home"
+        elif share.batches > 1:
+            limit = f"nothing, and it has {share.batches} batches at home"
         else:
-            limit = f"nothing, and {'there is no room in its batch' if shares else 'none are left'} at home"
+            limit = f"the {_share(round(self.migrate_share * _PPM))} that a move needs"
         if chosen == home:
             return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
         return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)

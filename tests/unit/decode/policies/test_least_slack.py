@@ -384,6 +384,19 @@ def test_a_model_whose_batch_is_full_is_served_elsewhere_too() -> None:
     assert policy.place(Work(B, 10), made) == X, "with room nowhere the pressure decides"
 
 
+def test_a_second_batch_at_home_is_joined_only_while_that_is_least_pressed() -> None:
+    """It would take its turns from the first one."""
+    policy, made = replace(POLICY, migrate_share=20.0), lists()
+    made.add(Y, RequestId(1), Work(C, 999))
+    made.add(X, RequestId(2), Work(B, 600))
+    made.add(X, RequestId(3), Work(B, 600))
+    assert policy.place(Work(B, 10), made) == Y
+    told = policy.why_place(Work(B, 10), made, Y)
+    assert told.because.endswith("freer than its model's home x, more than nothing, and it has 2 batches at home")
+    made.add(Y, RequestId(4), Work(C, 999))
+    assert policy.place(Work(B, 10), made) == X
+
+
 def companion(of: BatchView, *, prefills: bool, step_ms: int) -> Companion:
     """Beside a decode whose steps take so long with half of the device."""
     division = Division((500, 500), step_ms * _MS, step_ms * _MS, 1.4)
