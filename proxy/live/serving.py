@@ -104,7 +104,7 @@ def make_server(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=4096,
+        backlog=2048,  # more wait for longer than a client takes to try again
         timeout_keep_alive=75,
         timeout_graceful_shutdown=shutdown_s,  # type: ignore[arg-type]  # any number of seconds will do
     )
