@@ -70,6 +70,7 @@ _HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
 _REQUEST_BYTES = 2600  # that a request takes beyond its head, where it waits
 _UNREAD_BYTES = 16 << 10
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # of Linux's tcp_states.h
+_TURN_BYTES = 16 << 10
 _PIECE_BYTES = 512  # of all but bodies whose lengths are known: so few requests are parsed before their turn
 
 
@@ -164,6 +165,18 @@ class Protocol(HttpToolsProtocol):
             self._read(self._held + data)
             self._count()
             self._keep_alive()
+        if len(data) >= _TURN_BYTES and not self.flow.read_paused and not self.transport.is_closing():
+            self._yield()
+
+    def _yield(self) -> None:
+        """Lets other connections have the loop: libuv reads one up to 32 times in a turn (its `uv__read`), which is
+        8 MiB of what a client may send without end behind an answer that it already has."""
+        self.transport.pause_reading()
+        self.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        if not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
         """Parses up to the end of a request that is not answered yet. The rest is held as it came, because parsing it
