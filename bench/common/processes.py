@@ -9,11 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
-def children() -> set[int]:
-    """The children of this process."""
-    return {pid for pid, (parent, _) in _processes().items() if parent == os.getpid()}
-
-
 def cpu_s(root: int, command: str = "") -> float:
     """Processor time so far of a process and all below it, or of those among them with `command` in their command
     lines; also that of their children that have ended."""

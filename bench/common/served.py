@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from aegis.core.errors import UserError
@@ -22,19 +23,36 @@ _POLL_S = 0.05
 _KEPT = {"AEGIS_TELEMETRY_SPANS": "2000000", "AEGIS_TELEMETRY_RECORDS": "500000"}
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    launcher: int
+    """Its process."""
+    began_s: float
+    """On the monotonic clock, after the models were there."""
+
+
 @contextmanager
 def served(options: Sequence[str], *, remembers: bool = True) -> Iterator[str]:
-    """The address of a server that was launched with these options; it remembers all it does, or as much as servers do
-    by default. It is ended afterwards. Raises UserError, with its last words, where it does not come up."""
+    """The address of a server like that of `launched`."""
+    with launched(options, remembers=remembers) as server:
+        yield server.url
+
+
+@contextmanager
+def launched(options: Sequence[str], *, remembers: bool = True) -> Iterator[Served]:
+    """A server with these options; it remembers all it does, or as much as servers do by default. It is ended
+    afterwards. Raises UserError, with its last words, where it does not come up."""
     if "--models" not in options and "--config" not in options:
         make_market()  # else it would serve those first that are made first
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
     with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
+        began_s = time.monotonic()
         process = subprocess.Popen(
             command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            yield _address(process, Path(log.name))
+            yield Served(_address(process, Path(log.name)), process.pid, began_s)
         finally:
             end(process, signal.SIGINT, within_s=_STOP_S)
 

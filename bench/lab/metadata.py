@@ -19,8 +19,8 @@ from rich.console import Console
 from bench.common import result_files
 from bench.common.figures import Figure, at_least
 from bench.common.machine import Machine, describe
-from bench.common.processes import children, cpu_s
-from bench.common.served import served
+from bench.common.processes import cpu_s
+from bench.common.served import launched
 
 STREAMS = 64
 PAIRS = 32
@@ -69,18 +69,14 @@ def run(
 
 
 def _measure(streams: int, pairs: int, options: Sequence[str]) -> tuple[list[Round], list[Round]]:
-    before = children()
-    with served(options) as with_records:
-        (recorder,) = children() - before
-        with served([*options, "--redis", "off"]) as without:
-            (other,) = children() - before - {recorder}
-            sides = [(with_records, recorder, list[Round]()), (without, other, list[Round]())]
-            for url, _, _ in sides:
-                asyncio.run(_streams(url, streams))  # everything is loaded and warm
-            for number in range(pairs):
-                for url, process, rounds in sides if number % 2 else reversed(sides):
-                    rounds.append(_round(url, process, streams))
-    return sides[0][2], sides[1][2]
+    with launched(options) as recording, launched([*options, "--redis", "off"]) as without:
+        sides = [(recording, list[Round]()), (without, list[Round]())]
+        for server, _ in sides:
+            asyncio.run(_streams(server.url, streams))  # everything is loaded and warm
+        for number in range(pairs):
+            for server, rounds in sides if number % 2 else reversed(sides):
+                rounds.append(_round(server.url, server.launcher, streams))
+    return sides[0][1], sides[1][1]
 
 
 def _round(url: str, process: int, streams: int) -> Round:

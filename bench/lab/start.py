@@ -26,8 +26,8 @@ from aegis.core.errors import UserError
 from bench.common import result_files
 from bench.common.figures import Figure, at_most
 from bench.common.machine import Machine, describe
-from bench.common.processes import children, command_of, cpu_s, family, shared_out_bytes
-from bench.common.served import served
+from bench.common.processes import command_of, cpu_s, family, shared_out_bytes
+from bench.common.served import launched
 
 OPTIONS = ("--prefill", "6", "--decode", "10")
 KILLS = 11
@@ -83,12 +83,12 @@ def run(
     """Measures, prints the figures and writes all to `json_path`. Raises UserError."""
     if json_path:
         result_files.check(json_path)
-    machine, before, began_s = describe(), children(), time.monotonic()
-    with served(options, remembers=False) as url:
+    machine = describe()
+    with launched(options, remembers=False) as server:
+        url, launcher, began_s = server.url, server.launcher, server.began_s
         ready_s = time.monotonic() - began_s
         _first_token(url)
         first_token_s = time.monotonic() - began_s
-        (launcher,) = children() - before
         processor_s, processes = cpu_s(launcher), family(launcher)
         memory_bytes = shared_out_bytes(processes)
         with _streams(url, streams):

@@ -28,8 +28,8 @@ from aegis.core.errors import UserError, install_advice
 from bench.common import result_files
 from bench.common.figures import Figure, at_least, at_most
 from bench.common.machine import Machine, describe
-from bench.common.processes import children, command_of, family
-from bench.common.served import served
+from bench.common.processes import command_of, family
+from bench.common.served import launched
 from bench.lab import system_calls as sends
 from bench.lab.socket_peers import KINDS, MQTT, OTHERS, RAY, REDIS, Peers
 
@@ -88,10 +88,8 @@ def run(
     sends.check()
     if ray and find_spec("ray") is None:
         raise UserError(f"there is no Ray here; {install_advice('ray')}")
-    before = children()
-    with served([*options, *(("--ray", "local") if ray else ())]) as url:
-        (launcher,) = children() - before
-        windows = asyncio.run(_watched(url, launcher, streams, window_s))
+    with launched([*options, *(("--ray", "local") if ray else ())]) as server:
+        windows = asyncio.run(_watched(server.url, server.launcher, streams, window_s))
     services = tuple(kind for kind in _SERVICES if any(window.sends[kind] for window in windows))
     result = Result(describe(), services, _figures(*windows), windows)
     _print(result)

@@ -21,8 +21,8 @@ from rich.table import Table
 from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from bench.common import machine, result_files
-from bench.common.processes import children, cpu_s
-from bench.common.served import served
+from bench.common.processes import cpu_s
+from bench.common.served import launched, served
 from bench.overload.load import Load, Saw, begun, seen
 from bench.overload.probes import Held, Waits, memory_of, waits, watching
 
@@ -197,12 +197,10 @@ def _search(setting: Setting) -> tuple[float, list[Searched]]:
 
 
 def _serve(setting: Setting, name: str, rps: float) -> Iterator[Run]:
-    before = children()
-    with served(_options(setting, name), remembers=False) as url:
-        (root,) = children() - before
-        _warm(url, setting)
+    with launched(_options(setting, name), remembers=False) as server:
+        _warm(server.url, setting)
         for factor in setting.factors:
-            done = asyncio.run(_watched(setting, name, factor, rps * factor, url, root))
+            done = asyncio.run(_watched(setting, name, factor, rps * factor, server.url, server.launcher))
             print(_line(done), flush=True)
             yield done
 
