@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from aegis.models.served import ARCHITECTURES, FORMS, Outcome
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
-from bench.report.figure_tables import prism, switches, utilisation
+from bench.report.figure_tables import crossings_of, fragmentation, prism, stages, switch_times, switches, utilisation
 from bench.report.result_tables import cells, crossings, files, goodput, markdown, overload, results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +136,15 @@ SECTIONS = {
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},
     "docs/simulate.md": {"overload": overload},
-    "docs/figures.md": {"switches": switches, "utilisation": utilisation, "prism": prism},
+    "docs/figures.md": {
+        "switches": switches,
+        **{name: partial(crossings_of, name) for name in ("fig11c", "fig17")},
+        "stages": stages,
+        "switch_times": switch_times,
+        "fragmentation": fragmentation,
+        "utilisation": utilisation,
+        "prism": prism,
+    },
 }
 
 

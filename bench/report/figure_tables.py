@@ -18,6 +18,8 @@ from bench.simulate.sweep import Crossing
 
 _NOTHING = "Nothing has been simulated yet; the command above does it."
 
+_PERCENTILES = (25, 50, 75, 99)
+
 _PROMPTS_FIRST = (
     "in all of them prompts come first and KV leaves for them, whatever memory there is; see tokens per second"
 )
@@ -47,6 +49,64 @@ def switches(directory: Path = RESULTS) -> str:
     models = ", ".join(f"{point['at']:g}" for point in measured["panels"][0]["curves"][0]["points"])
     heads = ("", "models at 90 %", f"tokens on time, %, at {models} models")
     return f"{_head('fig7', measured)}\n\n{markdown(heads, rows)}"
+
+
+def crossings_of(name: str, directory: Path = RESULTS) -> str:
+    """Up to where each policy has 90 % of all tokens on time: a row for each, a column for each panel."""
+    measured = _read(directory, name)
+    if measured is None:
+        return _NOTHING
+    found: dict[str, list[str]] = {}
+    for panel in measured["panels"]:
+        for curve in panel["curves"]:
+            found.setdefault(curve["policy"], []).append(str(msgspec.convert(curve["crossing"], Crossing)))
+    rows = [[f"`{policy}`", *at] for policy, at in found.items()]
+    return f"{_head(name, measured)}\n\n{markdown(('', *(panel['title'] for panel in measured['panels'])), rows)}"
+
+
+def stages(directory: Path = RESULTS) -> str:
+    """Where the time of requests goes: a row for each setup."""
+    measured = _read(directory, "fig14")
+    if measured is None:
+        return _NOTHING
+    names = ("prefill_wait", "prefill", "decode_wait", "decode", "kv_copies", "messages")
+    rows = [
+        [
+            panel["title"],
+            *(f"{100 * panel['result'][name]:.1f}" for name in names),
+            f"{panel['result']['mean_s']:.1f}",
+        ]
+        for panel in measured["panels"]
+    ]
+    heads = ("", *(f"{name.replace('_', ' ')}, %".replace("kv", "KV") for name in names), "mean of a request, s")
+    return f"{_head('fig14', measured)}\n\n{markdown(heads, rows)}"
+
+
+def switch_times(directory: Path = RESULTS) -> str:
+    """How long switches take: a row for each model of each setup."""
+    measured = _read(directory, "fig15")
+    if measured is None:
+        return _NOTHING
+    rows = [
+        [panel["title"], model, str(found["count"]), *(f"{found['cdf_ms'][at - 1]:.0f}" for at in _PERCENTILES)]
+        for panel in measured["panels"]
+        for model, found in panel["result"]["switches"].items()
+    ]
+    heads = ("", "to", "switches", *(f"p{at}, ms" for at in _PERCENTILES))
+    return f"{_head('fig15', measured)}\n\n{markdown(heads, rows)}"
+
+
+def fragmentation(directory: Path = RESULTS) -> str:
+    """The part of the host's KV slabs that holds nothing, of the most that was held: a row for each size of slab."""
+    measured = _read(directory, "fig16")
+    if measured is None:
+        return _NOTHING
+    shapes = list(measured["panels"][0]["result"]["shapes"])
+    rows = [
+        [panel["title"], *(f"{100 * panel['result']['shapes'][shape]['of_peak']:.1f}" for shape in shapes)]
+        for panel in measured["panels"]
+    ]
+    return f"{_head('fig16', measured)}\n\n{markdown(('', *(f'{shape}, %' for shape in shapes)), rows)}"
 
 
 def utilisation(directory: Path = RESULTS) -> str:

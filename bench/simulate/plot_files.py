@@ -26,6 +26,7 @@ from bench.simulate.switching import PERCENTS, Switching
 from bench.simulate.utilisation import Utilisation
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -34,6 +35,8 @@ _WIDTH_IN, _HEIGHT_IN = 5.2, 3.8
 _COLUMNS_MAX = 3
 _MARKERS = "os^vDPX*"
 _CONTENDER_MARKERS = "os^vDPX*<>"
+_COLORS = 10
+"""Of matplotlib's cycle."""
 
 
 def check(file: Path) -> None:
@@ -43,20 +46,24 @@ def check(file: Path) -> None:
 
 
 def sheet(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:
-    """An empty figure with room for so many panels."""
+    """An empty figure with room for so many panels, in even rows where there are many."""
     from matplotlib.figure import Figure
 
-    columns = min(panels, _COLUMNS_MAX)
+    columns = 2 if panels == 4 else 4 if panels % 4 == 0 else min(panels, _COLUMNS_MAX)
     rows = -(-panels // columns)
     figure = Figure(figsize=(_WIDTH_IN * columns, _HEIGHT_IN * rows), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, wrap=True)
     axes = [figure.add_subplot(rows, columns, index + 1) for index in range(panels)]
     return figure, axes
 
 
 def save(figure: Figure, file: Path) -> None:
-    """The same figure makes the same bytes. Raises UserError."""
+    """The same figure makes the same bytes. Where no panel has a legend, one is beside all of them: within a panel it
+    hides lines. Raises UserError."""
     import matplotlib
+
+    if all(axes.get_legend() is None for axes in figure.axes):
+        _explain(figure)
 
     dateless = {"Date": None} if file.suffix == ".svg" else {}
     try:
@@ -64,6 +71,15 @@ def save(figure: Figure, file: Path) -> None:
             figure.savefig(file, dpi=120, metadata=dateless)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _explain(figure: Figure) -> None:
+    lines: dict[str, Artist] = {}
+    for axes in figure.axes:
+        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            lines.setdefault(label, line)
+    if lines:
+        figure.legend(list(lines.values()), list(lines), loc="outside right center", fontsize="small")
 
 
 def attainment(axes: Axes, curves: Sequence[Curve], key: str | None, title: str = "") -> None:
@@ -77,16 +93,15 @@ def attainment(axes: Axes, curves: Sequence[Curve], key: str | None, title: str 
         axes.tick_params(axis="x", rotation=20)
         return
     for index, curve in enumerate(curves):
-        values = [point.at for point in curve.points]
+        values = [point.at for point in curve.points if point.at is not None]
         shares = [100 * point.figures.attainment for point in curve.points]
-        color = f"C{index}"
-        style = {"color": color, "marker": _MARKERS[index % len(_MARKERS)], "markersize": 3.5, "linewidth": 1.2}
-        axes.plot(values, shares, label=curve.policy, **style)  # type: ignore[arg-type]
+        color, line = f"C{index % _COLORS}", ("-", "--", ":")[index // _COLORS]
+        marker = _MARKERS[index % len(_MARKERS)]
+        axes.plot(values, shares, line, label=curve.policy, color=color, marker=marker, markersize=3.5, linewidth=1.2)
         if curve.crossing and curve.crossing.at is not None:
             axes.axvline(curve.crossing.at, color=color, linestyle=":", linewidth=0.8)
     axes.set_xlabel({"models": "models", "rps": "requests per second and model"}.get(key, key))
     axes.grid(alpha=0.25)
-    axes.legend(fontsize="small", loc="lower left")
 
 
 def breakdowns(axes: Axes, results: Sequence[tuple[str, Breakdown]]) -> None:
@@ -98,7 +113,7 @@ def breakdowns(axes: Axes, results: Sequence[tuple[str, Breakdown]]) -> None:
         axes.bar(names, shares, bottom=bottom, label=stage.replace("_", " "))
         bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
     axes.set_ylabel("share of the time of requests, %")
-    axes.tick_params(axis="x", rotation=20)
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
 
 
@@ -145,11 +160,11 @@ def shares(axes: Axes, found: Mapping[str, Mapping[float, float]], key: str, tit
         marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
         axes.plot(list(line), [100 * share for share in line.values()], label=name, marker=marker)
     axes.set_title(title, fontsize="medium")
-    axes.set_xlabel(key)
+    axes.set_xlabel({"gpus": "GPUs", "both scales": "times both deadlines"}.get(key, key))
+    axes.set_xticks(sorted({at for line in found.values() for at in line}))
     axes.set_ylabel(label)
     axes.set_ylim(0, 105)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize="small")
 
 
 def series(axes: Axes, found: Mapping[str, Sequence[float]], every_s: int, title: str, label: str) -> None:
@@ -160,7 +175,6 @@ def series(axes: Axes, found: Mapping[str, Sequence[float]], every_s: int, title
     axes.set_xlabel("seconds")
     axes.set_ylabel(label)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize="small")
 
 
 def bars(axes: Axes, found: Mapping[str, float], label: str) -> None:
@@ -183,7 +197,7 @@ def overload(title: str, found: Sequence[OverloadCell]) -> Figure:
                 if each.contender == name
             }
             marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
-            place.plot(list(shares), list(shares.values()), label=name, marker=marker, color=f"C{index % 10}")
+            place.plot(list(shares), list(shares.values()), label=name, marker=marker, color=f"C{index % _COLORS}")
         place.set_title(panel, fontsize="medium")
         place.set_ylabel("tokens on time, %")
         place.set_ylim(0, 105)
@@ -214,7 +228,7 @@ def _draw_cells(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFig
             if each.contender == contender
         }
         marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
-        color = f"C{index % 10}"
+        color = f"C{index % _COLORS}"
         axes.scatter(list(medians), list(medians.values()), label=contender, marker=marker, color=color)
     axes.set_title(name, fontsize="medium")
     axes.set_ylabel(UNITS[suite.aim])

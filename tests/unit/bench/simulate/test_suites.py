@@ -105,5 +105,6 @@ def test_plots_are_files_of_two_kinds(tmp_path: Path) -> None:
             figure, [axes] = plot_files.sheet(1)
             axes.plot([1, 2], [3, 4], label="line")
             plot_files.save(figure, tmp_path / f"figure.{ending}")
+            assert [text.get_text() for text in figure.legends[0].get_texts()] == ["line"]
             sheets.append((tmp_path / f"figure.{ending}").read_bytes())
         assert sheets[0] == sheets[1]
