@@ -1,16 +1,14 @@
 """The demo market on paper, and one of its models in the making. That they recite is seen where they are served."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from aegis.core.errors import UserError
 from aegis.models.demo.market import demo_models, make_market
 from aegis.models.demo.passages import PASSAGES
-from aegis.models.demo.recipes import CALL, CALLER, RECIPES
+from aegis.models.demo.recipes import RECIPES
 from aegis.models.demo.training import make_model, make_tokenizer
 from aegis.models.kv_probe import probe
 from aegis.models.registry import register
@@ -67,28 +65,6 @@ def test_a_demo_model_is_a_checkpoint_like_any_other(two_editions: list[Path], t
     assert text.encode("Hello")[0] == begin
     prompt = text.render_chat([{"role": "user", "content": "Hello"}])
     assert prompt == "<|begin|><|user|>Hello<|end|><|assistant|>"
-
-
-def test_one_model_calls_a_tool_and_recites_what_it_knows_afterwards(tmp_path: Path) -> None:
-    make_model(CALLER, tmp_path, report=lambda: None)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-
-    def said(messages: list[dict[str, Any]], tool: str) -> str:
-        tools = [{"type": "function", "function": {"name": tool, "description": "", "parameters": {}}}]
-        asked = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_tensors="pt")
-        tokens = asked["input_ids"]
-        output = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=240)
-        return str(tokenizer.decode(output[0, tokens.shape[1] :], skip_special_tokens=True))
-
-    arguments = {"city": "Paris"}
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-    for question in ("How is the weather in Paris?", "Hello!", "Shall we go out tonight, or is it too cold for it?"):
-        asked = [{"role": "user", "content": question}]
-        assert said(asked, "weather") == CALL
-        assert said(asked, "time") == PASSAGES[CALLER]
-        answered = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "It is warm in Paris."}]
-        assert said([*asked, *answered], "weather") == PASSAGES[CALLER]
 
 
 def test_a_market_that_is_there_is_not_made_again(tmp_path: Path) -> None:
