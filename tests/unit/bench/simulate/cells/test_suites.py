@@ -48,10 +48,9 @@ def test_links_and_switches_are_those_of_the_gpu_where_nothing_is_said() -> None
 def test_all_policies_contend_ours_on_fixed_instances_too_and_oracles_are_no_rivals() -> None:
     suite, setting = cells(), Setting(policy="", workload=WORKLOAD)
     for each in (suite, gpus(setting, "trace")):
-        markets = {name for name, known in RECIPES.items() if not known.one_model}
-        assert {contender.policy for contender in each.contenders} == markets
+        assert {contender.policy for contender in each.contenders} == RECIPES.keys()
         assert {contender.name for contender in each.contenders if contender.rival} == {
-            name for name in markets - {OURS} if "oracle" not in name
+            name for name in RECIPES.keys() - {OURS} if "oracle" not in name
         }
     searches = {each.name: suite.search(suite.cells[0], each, 0, None).setting for each in suite.contenders}
     pools = {name: pool_of(replace(setting, workload=WORKLOAD)) for name, setting in searches.items()}

@@ -158,8 +158,6 @@ def test_a_file_of_something_else_is_refused_and_kept(content: bytes, line: str,
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--only x9: .* which are like poisson-0\.5rps/x4/least-slack"):
         written(overload(tiny=True), tmp_path, Choice(only=("x9",)))
-    with pytest.raises(UserError, match="--policy muxwise: serves one model"):
-        written(overload(tiny=True), tmp_path, Choice(policies=("muxwise",)))
 
 
 def test_the_head_of_older_figures_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
