@@ -162,6 +162,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
         OverloadCell("arena/2gpus", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 0.8),
         OverloadCell("arena/3gpus", {"mixed": 3}, 600, measured[:1], None, None, None),
         OverloadCell("poisson-0.1rps/x4", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 2.04),
+        OverloadCell("poisson-0.5rps/x4", {"mixed": 16}, 600, measured, "aegaeon", 0.9751, 0.5),
     ]
     content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
     (tmp_path / "overload.json").write_text(json.dumps(content))
@@ -172,6 +173,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
         "| arena/3gpus | 75.0 | 750 |  |  |  |  | 70 | 50 |",
     ]
     assert "| 2.04 **missed**, at most 2: who is put off" in lines[6]
+    assert "| 0.975 **missed**, at least 0.98: not explained | 0.50 |" in lines[7]
     assert lines[-1] == "all told"
 
 
