@@ -22,7 +22,7 @@ from aegis.models.served import ARCHITECTURES, FORMS, Outcome
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
-from bench.report.figure_tables import crossings_of, fragmentation, prism, stages, switch_times, switches, utilisation
+from bench.report.figure_tables import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
 from bench.report.result_tables import cells, crossings, files, goodput, markdown, overload, results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -137,12 +137,13 @@ SECTIONS = {
     "docs/policy.md": {"cells": cells},
     "docs/simulate.md": {"overload": overload},
     "docs/figures.md": {
-        "switches": switches,
-        **{name: partial(crossings_of, name) for name in ("fig11c", "fig17")},
-        "stages": stages,
-        "switch_times": switch_times,
-        "fragmentation": fragmentation,
-        "utilisation": utilisation,
+        "switches": partial(figure, "fig7", switches),
+        "fig11c": partial(figure, "fig11c", ends),
+        "fig17": partial(figure, "fig17", ends),
+        "stages": partial(figure, "fig14", stages),
+        "switch_times": partial(figure, "fig15", switch_times),
+        "fragmentation": partial(figure, "fig16", fragmentation),
+        "utilisation": partial(figure, "fig18", utilisation),
         "prism": prism,
     },
 }

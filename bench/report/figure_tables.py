@@ -4,7 +4,7 @@ Aegaeon's that other tables do not have."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,94 +36,89 @@ REASONS: Sequence[tuple[str, str]] = (
 """Why claims of the paper do not hold here, by how their texts begin."""
 
 
-def switches(directory: Path = RESULTS) -> str:
-    """Aegaeon's switches without their optimisations: a row for each stage."""
-    measured = _read(directory, "fig7")
-    if measured is None:
-        return _NOTHING
+Panels = Sequence[Mapping[str, Any]]
+
+
+def figure(name: str, table: Callable[[Panels], str], directory: Path = RESULTS) -> str:
+    """A figure of Aegaeon's: where it is from, and the table of its panels."""
+    measured = _read(directory, name)
+    return _NOTHING if measured is None else f"{_head(name, measured)}\n\n{table(measured['panels'])}"
+
+
+def switches(panels: Panels) -> str:
+    """Switches without their optimisations: a row for each stage."""
     rows = []
-    for panel in measured["panels"]:
+    for panel in panels:
         [curve] = panel["curves"]
         at = [f"{100 * point['figures']['attainment']:.0f}" for point in curve["points"]]
-        rows.append([panel["title"], str(msgspec.convert(curve["crossing"], Crossing)), ", ".join(at)])
-    models = ", ".join(f"{point['at']:g}" for point in measured["panels"][0]["curves"][0]["points"])
-    heads = ("", "models at 90 %", f"tokens on time, %, at {models} models")
-    return f"{_head('fig7', measured)}\n\n{markdown(heads, rows)}"
+        rows.append([panel["title"], _crossing(curve), ", ".join(at)])
+    models = ", ".join(f"{point['at']:g}" for point in panels[0]["curves"][0]["points"])
+    return markdown(("", "models at 90 %", f"tokens on time, %, at {models} models"), rows)
 
 
-def crossings_of(name: str, directory: Path = RESULTS) -> str:
+def ends(panels: Panels) -> str:
     """Up to where each policy has 90 % of all tokens on time: a row for each, a column for each panel."""
-    measured = _read(directory, name)
-    if measured is None:
-        return _NOTHING
     found: dict[str, list[str]] = {}
-    for panel in measured["panels"]:
+    for panel in panels:
         for curve in panel["curves"]:
-            found.setdefault(curve["policy"], []).append(str(msgspec.convert(curve["crossing"], Crossing)))
+            found.setdefault(curve["policy"], []).append(_crossing(curve))
     rows = [[f"`{policy}`", *at] for policy, at in found.items()]
-    return f"{_head(name, measured)}\n\n{markdown(('', *(panel['title'] for panel in measured['panels'])), rows)}"
+    return markdown(("", *(panel["title"] for panel in panels)), rows)
 
 
-def stages(directory: Path = RESULTS) -> str:
+def stages(panels: Panels) -> str:
     """Where the time of requests goes: a row for each setup."""
-    measured = _read(directory, "fig14")
-    if measured is None:
-        return _NOTHING
-    names = ("prefill_wait", "prefill", "decode_wait", "decode", "kv_copies", "messages")
+    names = {
+        "prefill_wait": "prefill wait",
+        "prefill": "prefill",
+        "decode_wait": "decode wait",
+        "decode": "decode",
+        "kv_copies": "KV copies",
+        "messages": "messages",
+    }
     rows = [
-        [
-            panel["title"],
-            *(f"{100 * panel['result'][name]:.1f}" for name in names),
-            f"{panel['result']['mean_s']:.1f}",
-        ]
-        for panel in measured["panels"]
+        [panel["title"], *(_percent(panel["result"][name]) for name in names), f"{panel['result']['mean_s']:.1f}"]
+        for panel in panels
     ]
-    heads = ("", *(f"{name.replace('_', ' ')}, %".replace("kv", "KV") for name in names), "mean of a request, s")
-    return f"{_head('fig14', measured)}\n\n{markdown(heads, rows)}"
+    return markdown(("", *(f"{shown}, %" for shown in names.values()), "mean of a request, s"), rows)
 
 
-def switch_times(directory: Path = RESULTS) -> str:
+def switch_times(panels: Panels) -> str:
     """How long switches take: a row for each model of each setup."""
-    measured = _read(directory, "fig15")
-    if measured is None:
-        return _NOTHING
     rows = [
         [panel["title"], model, str(found["count"]), *(f"{found['cdf_ms'][at - 1]:.0f}" for at in _PERCENTILES)]
-        for panel in measured["panels"]
+        for panel in panels
         for model, found in panel["result"]["switches"].items()
     ]
-    heads = ("", "to", "switches", *(f"p{at}, ms" for at in _PERCENTILES))
-    return f"{_head('fig15', measured)}\n\n{markdown(heads, rows)}"
+    return markdown(("", "to", "switches", *(f"p{at}, ms" for at in _PERCENTILES)), rows)
 
 
-def fragmentation(directory: Path = RESULTS) -> str:
+def fragmentation(panels: Panels) -> str:
     """The part of the host's KV slabs that holds nothing, of the most that was held: a row for each size of slab."""
-    measured = _read(directory, "fig16")
-    if measured is None:
-        return _NOTHING
-    shapes = list(measured["panels"][0]["result"]["shapes"])
+    shapes = list(panels[0]["result"]["shapes"])
     rows = [
-        [panel["title"], *(f"{100 * panel['result']['shapes'][shape]['of_peak']:.1f}" for shape in shapes)]
-        for panel in measured["panels"]
+        [panel["title"], *(_percent(panel["result"]["shapes"][shape]["of_peak"]) for shape in shapes)]
+        for panel in panels
     ]
-    return f"{_head('fig16', measured)}\n\n{markdown(('', *(f'{shape}, %' for shape in shapes)), rows)}"
+    return markdown(("", *(f"{shape}, %" for shape in shapes)), rows)
 
 
-def utilisation(directory: Path = RESULTS) -> str:
+def utilisation(panels: Panels) -> str:
     """How busy GPUs are: a row for each way to use them."""
-    measured = _read(directory, "fig18")
-    if measured is None:
-        return _NOTHING
+    shares = ("lowest", "highest", "mean", "attainment")
     rows = [
-        [
-            panel["title"],
-            str(panel["result"]["gpus"]),
-            *(f"{100 * panel['result'][name]:.1f}" for name in ("lowest", "highest", "mean", "attainment")),
-        ]
-        for panel in measured["panels"]
+        [panel["title"], str(panel["result"]["gpus"]), *(_percent(panel["result"][name]) for name in shares)]
+        for panel in panels
     ]
-    heads = ("", "GPUs", "idlest, %", "busiest, %", "all, %", "tokens on time, %")
-    return f"{_head('fig18', measured)}\n\n{markdown(heads, rows)}"
+    return markdown(("", "GPUs", "idlest, %", "busiest, %", "all, %", "tokens on time, %"), rows)
+
+
+def _crossing(curve: Mapping[str, Any]) -> str:
+    return str(msgspec.convert(curve["crossing"], Crossing))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def prism(directory: Path = RESULTS) -> str:

@@ -291,8 +291,8 @@ _EACH_PIECE = (
 )
 
 _ROUNDS = (
-    "tuned rounds of turns of up to 4 s hide more loads: with 168 models (0.1rps/slo1/sharegpt) its GPUs compute for "
-    "97 % of the time, ours for 93"
+    "it takes turns of up to 4 s in rounds; with 168 models (0.1rps/slo1/sharegpt) its GPUs compute for 97 % of the "
+    "time, ours for 93"
 )
 _PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
 

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 _KINDS = (".png", ".svg")
 _WIDTH_IN, _HEIGHT_IN = 5.2, 3.8
 _COLUMNS_MAX = 3
-_MARKERS = "os^vDPX*"
-_CONTENDER_MARKERS = "os^vDPX*<>"
 _COLORS = 10
 """Of matplotlib's cycle."""
+
+_MARKERS = "os^vDPX*<"
+"""One less than there are colours: only the 91st contender looks like the first."""
 
 
 def check(file: Path) -> None:
@@ -73,6 +74,11 @@ def save(figure: Figure, file: Path) -> None:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
 
 
+def _style(index: int) -> tuple[str, str]:
+    """Colour and marker of a contender."""
+    return f"C{index % _COLORS}", _MARKERS[index % len(_MARKERS)]
+
+
 def _explain(figure: Figure) -> None:
     lines: dict[str, Artist] = {}
     for axes in figure.axes:
@@ -95,8 +101,8 @@ def attainment(axes: Axes, curves: Sequence[Curve], key: str | None, title: str 
     for index, curve in enumerate(curves):
         values = [point.at for point in curve.points if point.at is not None]
         shares = [100 * point.figures.attainment for point in curve.points]
-        color, line = f"C{index % _COLORS}", ("-", "--", ":")[index // _COLORS]
-        marker = _MARKERS[index % len(_MARKERS)]
+        color, marker = _style(index)
+        line = "-" if index < _COLORS else "--"
         axes.plot(values, shares, line, label=curve.policy, color=color, marker=marker, markersize=3.5, linewidth=1.2)
         if curve.crossing and curve.crossing.at is not None:
             axes.axvline(curve.crossing.at, color=color, linestyle=":", linewidth=0.8)
@@ -157,8 +163,8 @@ def utilisation(axes: Axes, results: Sequence[tuple[str, Utilisation]]) -> None:
 def shares(axes: Axes, found: Mapping[str, Mapping[float, float]], key: str, title: str, label: str) -> None:
     """A line for each contender over what is swept."""
     for index, (name, line) in enumerate(found.items()):
-        marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
-        axes.plot(list(line), [100 * share for share in line.values()], label=name, marker=marker)
+        color, marker = _style(index)
+        axes.plot(list(line), [100 * share for share in line.values()], label=name, marker=marker, color=color)
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel({"gpus": "GPUs", "both scales": "times both deadlines"}.get(key, key))
     axes.set_xticks(sorted({at for line in found.values() for at in line}))
@@ -196,8 +202,8 @@ def overload(title: str, found: Sequence[OverloadCell]) -> Figure:
                 for each in cell.contenders
                 if each.contender == name
             }
-            marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
-            place.plot(list(shares), list(shares.values()), label=name, marker=marker, color=f"C{index % _COLORS}")
+            color, marker = _style(index)
+            place.plot(list(shares), list(shares.values()), label=name, marker=marker, color=color)
         place.set_title(panel, fontsize="medium")
         place.set_ylabel("tokens on time, %")
         place.set_ylim(0, 105)
@@ -227,8 +233,7 @@ def _draw_cells(axes: Axes, suite: CellSuite, name: str, cells: Sequence[CellFig
             for each in cell.contenders
             if each.contender == contender
         }
-        marker = _CONTENDER_MARKERS[index % len(_CONTENDER_MARKERS)]
-        color = f"C{index % _COLORS}"
+        color, marker = _style(index)
         axes.scatter(list(medians), list(medians.values()), label=contender, marker=marker, color=color)
     axes.set_title(name, fontsize="medium")
     axes.set_ylabel(UNITS[suite.aim])

@@ -70,7 +70,7 @@ _HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
 _REQUEST_BYTES = 2600  # that a request takes beyond its head, where it waits
 _UNREAD_BYTES = 16 << 10
 _TCP_CLOSE, _TCP_CLOSE_WAIT = 7, 8  # of Linux's tcp_states.h
-_TURN_BYTES = 16 << 10
+_TURN_BYTES = 16 << 10  # after so many at once others have their turn
 _PIECE_BYTES = 512  # of all but bodies whose lengths are known: so few requests are parsed before their turn
 
 
