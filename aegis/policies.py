@@ -175,6 +175,7 @@ RECIPES: Mapping[str, Recipe] = {
             prefill=lambda site: _PREFILLS,
             order=_PREFILLS,
             placement=PLACEMENTS["pressure"],
+            lanes=True,
         ),
         Recipe(
             name="serverlessllm",

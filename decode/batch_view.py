@@ -47,6 +47,8 @@ class BatchViews:
             context_tokens = sum([sequence.cached for sequence in streams]) * of // rows
             step_ns = self.step_times.latency[model].decode_ns(context_tokens, of)
             self._change_times.counts(len(event.steps) * step_ns * rows / of)
+            if event.lane:
+                self._change_times.ran_beside(event.duration_ns)
         if not event.lane:
             window_ns = self.ledger.specs[turn.batch.model].slo.ttft_ns if turn else event.duration_ns
             self._change_times.ended(event.duration_ns, now_ns, window_ns)
@@ -123,6 +125,7 @@ class BatchViews:
             self._change_times.stall_ns,
             self._change_times.steps_share,
             worth.late_ns,
+            self._change_times.abreast,
         )
 
     def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:

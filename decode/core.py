@@ -107,7 +107,6 @@ class DecodeCore:
         self.machine = machine
         self.ledger = ledger
         self.counters = Counters()
-        policy = lanes.suiting(policy)
         self._reasons = TurnReasons(instance, policy) if explains else None
         self._work = WorkList(policy)
         self._by_request: dict[RequestId, Sequence] = {}

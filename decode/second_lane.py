@@ -45,11 +45,6 @@ class LaneOffers(Struct, frozen=True):
     timed: bool = False
     profile: Profile | None = None
 
-    def suiting(self, policy: RoundPolicy) -> RoundPolicy:
-        """The policy, as it is where two batches may go on at a time."""
-        divided = any([len(shares) > 1 for shares in self.shares]) and not self.timed
-        return policy.side_by_side() if divided and isinstance(policy, LanePolicy) else policy
-
 
 NO_LANES: Final = LaneOffers()
 

@@ -22,7 +22,9 @@ class ChangeTimes:
     without a change. `stall_ns`: the time without a run before the first one of another batch than the last one's, with
     all that it waited for, be it weights or KV; what came in during the run before is not in it. None: there was none.
     `steps_share`: the part of the time in which there was work that steps account for, by their estimates. The rest
-    went into prompts, changes, rows that were not there, and what no estimate knows.
+    went into prompts, changes, rows that were not there, and what no estimate knows. Where two batches have steps at a
+    time it may be more than all. `abreast`: of the time of the turns' runs, the part in which another batch had steps
+    beside them.
     """
 
     def __init__(self) -> None:
@@ -37,6 +39,10 @@ class ChangeTimes:
         self._ended_ns: int | None = None
         self.steps_share = 1.0
         self._counted_ns = 0.0
+        self.abreast = 0.0
+        self._beside_ns = 0
+        self._beside_share = 0.0
+        self._run_share = 0.0
 
     def begins(self, batch: int, now_ns: int, *, changes: bool, pause: bool) -> None:
         """A run. It `changes` the model."""
@@ -53,12 +59,21 @@ class ChangeTimes:
         """Steps of a run that has ended."""
         self._counted_ns += steps_ns
 
+    def ran_beside(self, duration_ns: int) -> None:
+        """Steps of another batch than the turn's, in a run that has ended."""
+        self._beside_ns += duration_ns
+
     def ended(self, duration_ns: int, now_ns: int, window_ns: int) -> None:
         """The run, of which its steps took that long. Shares are averages over the window."""
         since_ns = self.begun_ns if self._ended_ns is None else self._ended_ns
         spent_ns, counted_ns, self._counted_ns = max(now_ns - since_ns, 1), self._counted_ns, 0.0
+        beside_ns = min(self._beside_ns, spent_ns)
+        self._beside_ns -= beside_ns  # the rest was beside runs before this one
         newest = 1 - exp(-spent_ns / max(window_ns, 1))
-        self.steps_share += (min(counted_ns / spent_ns, 1.0) - self.steps_share) * newest
+        self.steps_share += (counted_ns / spent_ns - self.steps_share) * newest
+        self._beside_share += (beside_ns / spent_ns - self._beside_share) * newest
+        self._run_share += (min(duration_ns / spent_ns, 1.0) - self._run_share) * newest
+        self.abreast = min(self._beside_share / self._run_share, 1.0) if self._run_share else 0.0
         lost_ns = now_ns - self.begun_ns - duration_ns
         if self._changes:
             self._changed_ns += (lost_ns - self._changed_ns) * _NEWEST_SHARE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
 from bench.report.figure_tables import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
-from bench.report.result_tables import cells, crossings, files, goodput, markdown, overload, results
+from bench.report.market_tables import cells, overload
+from bench.report.result_tables import crossings, files, goodput, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))
@@ -128,7 +130,7 @@ def interference() -> str:
     return svg(title, panels)
 
 
-SECTIONS = {
+SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/options.md": {"options": options},
     "docs/results.md": {"crossings": crossings, "files": files, "goodput": goodput, "results": results},
     "docs/checkpoints.md": {"forms": forms, "architectures": architectures},

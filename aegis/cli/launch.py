@@ -90,8 +90,8 @@ def launch(
         str | None,
         typer.Option(
             metavar="N",
-            help="An instance may divide its device and run two things side by side: auto, on CPUs; 2, on any device; "
-            "or off. [default: auto]",
+            help="An instance may divide its device and run two things side by side: auto, unless it shares a GPU with "
+            "others; 2, also then; or off. [default: auto]",
         ),
     ] = None,
     peer_loads: Annotated[

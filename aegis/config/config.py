@@ -133,8 +133,8 @@ class Instances(Section):
 
     lanes: Lanes = Field(
         default="auto",
-        description="An instance may divide its device and run two things side by side: auto on CPUs; 2 also a GPU, "
-        "and with two threads at least on a CPU; off; docs/lanes.md",
+        description="An instance may divide its device and run two things side by side: auto, unless it shares a GPU "
+        "with others; 2, also then, and with two threads at least on a CPU; off; docs/lanes.md",
     )
     peer_loads: bool = Field(
         default=False,

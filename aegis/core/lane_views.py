@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from aegis.core.views import BatchView, RoundPolicy
+from aegis.core.views import BatchView
 
 
 class Division(Struct, frozen=True):
@@ -52,10 +52,6 @@ class LaneChoice(Struct, frozen=True):
 @runtime_checkable
 class LanePolicy(Protocol):
     """A `RoundPolicy` that divides devices."""
-
-    def side_by_side(self) -> RoundPolicy:
-        """The policy of an instance on whose lanes two batches may go on at a time."""
-        ...
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         """What runs on the second lane; None: nothing, and the decode has the whole device."""

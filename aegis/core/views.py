@@ -290,8 +290,9 @@ class BatchView(Struct, frozen=True):
     piece_ns: int = 0  # and of the least part of it that is run: all of it, if that takes half a gap target at most
     prompt_rank_ns: int | None = None  # and its place among all prompts: arrival, shifted by priority, and its length
     stall_ns: int | None = None  # what the first run of another batch has lately cost its instance; None: not known yet
-    steps_share: float = 1.0  # of its instance's time, went into steps of all of a batch
+    steps_share: float = 1.0  # of its instance's time, went into steps of all of a batch; more, where two have them
     late_ns: int = 0  # of the next tokens of its streams, on average of all its requests; where batches may be shed
+    abreast: float = 0.0  # of the time of its instance's turns, another batch had steps beside theirs
 
 
 class Turn(Struct, frozen=True):

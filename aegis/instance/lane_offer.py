@@ -16,8 +16,10 @@ _logger = logging.getLogger(__name__)
 
 def lane_shares(settings: InstanceSettings, device: Device) -> tuple[Shares, ...]:
     """`WHOLE`, and then the divisions. Where lanes were asked for and cannot be had, one line of the log says why, and
-    the instance works without. Green contexts have to be asked for."""
-    if settings.lanes == "off" or (settings.lanes == "auto" and device.name != "cpu"):
+    the instance works without. A GPU that instances share is divided among them as it is: there, lanes have to be asked
+    for."""
+    shared = device.name != "cpu" and settings.on_device > 1
+    if settings.lanes == "off" or (settings.lanes == "auto" and shared):
         return (WHOLE,)
     reason = _reason(settings, device)
     if not reason:
@@ -38,5 +40,5 @@ def _reason(settings: InstanceSettings, device: Device) -> str:
     if settings.engine == "vllm":
         return "vLLM runs one step at a time in a process"
     if len(device.partitions()) == 1:
-        return "the GPU, or its driver, has no green contexts (CUDA 12.5 and newer)"
+        return "the GPU, or its driver, makes no green contexts (CUDA 12.5 and newer)"
     return ""

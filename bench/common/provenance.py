@@ -45,7 +45,6 @@ _GOODPUT = (*_SIMULATION, "bench/simulate/goodput.py")
 
 DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
     "cells": _SIMULATION,
-    "cells_lanes": _SIMULATION,
     "cells_links": _SIMULATION,
     "decode": (*_ENGINE, "bench/lab/decode"),
     "embeddings": (*_SERVER, "bench/lab/embeddings.py"),

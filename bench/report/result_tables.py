@@ -14,14 +14,9 @@ import msgspec
 from aegis.config.sizes import format_size
 from bench.common import provenance
 from bench.common.provenance import RESULTS
-from bench.simulate.cells.figures import CellFigures, summary
-from bench.simulate.cells.suites import OURS_LANES, SPLITS, on_split
 from bench.simulate.contenders import OURS
 from bench.simulate.goodput import MUXWISE, MUXWISE_LIVE
-from bench.simulate.overload.figures import OverloadCell
-from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.sweep import Crossing
-from bench.simulate.tuning import described
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Title → text of a case."""
@@ -290,16 +285,7 @@ _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
 
-_ROUNDS = (
-    "it takes turns of up to 4 s in rounds; with 168 models (0.1rps/slo1/sharegpt) its GPUs compute for 97 % of the "
-    "time, ours for 93"
-)
-_PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
-
 MISSED = {
-    "cells/chunked-prefill": _ROUNDS,
-    "overload/chunked-prefill": _ROUNDS,
-    "overload: TTFT": _PUT_OFF,
     "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
     "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
@@ -438,12 +424,6 @@ _WITHIN = 0.2
 """How far from a published ratio one may be that is taken to be the same."""
 _TTFT_MAX = 1.3
 """Times the best rival's, at its rate."""
-_AHEAD = 1.15
-"""Of the best rival's models, at least so many times as many."""
-_BEHIND = 0.98
-"""Of `overload`: times the tokens on time of the best rival, at least."""
-_TTFT_OVER = 2.0
-"""Of `overload`: times that of the rival with the most tokens on time."""
 
 
 def goodput(directory: Path = RESULTS) -> str:
@@ -492,81 +472,6 @@ def _contender(panel: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]
         ours,
         "" if gap_ms is None else f"{gap_ms:.0f}",
     ]
-
-
-def cells(directory: Path = RESULTS) -> str:
-    """One table of what `--suite cells` found: a row for each cell, medians over the seeds, and what it comes to."""
-    file = directory / "cells.json"
-    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cells": []}
-    figures = msgspec.convert(measured["cells"], list[CellFigures])
-    if not figures:
-        return "Nothing has been searched for yet; the command above does it."
-    seeds = [len(each.found) for cell in figures for each in cell.contenders]
-    fewest, most = min(seeds), max(seeds)
-    searched = f"{fewest} to {most}" if fewest < most else f"{most}"
-    lanes, origin = _on_lanes(directory)
-    table = markdown(
-        ("cell", f"`{OURS}`", "6 + 10", "best rival", "", "ratio", "on lanes"),
-        [[*_cell(cell), lanes.get(cell.cell, "")] for cell in figures],
-    )
-    head = f"**{measured['title']}** ({where('cells', measured)}), seeds: {searched}{origin}"
-    return f"{head}\n\n{table}\n\n{summary(figures)}"
-
-
-def _on_lanes(directory: Path) -> tuple[dict[str, str], str]:
-    """How many models ours serves where devices may be divided, by cell; and where that is from."""
-    file = directory / "cells_lanes.json"
-    if not file.exists():
-        return {}, ""
-    measured = json.loads(file.read_text(encoding="utf-8"))
-    figures = msgspec.convert(measured["cells"], list[CellFigures])
-    found = {
-        cell.cell: str(each.median) for cell in figures for each in cell.contenders if each.contender == OURS_LANES
-    }
-    return found, f"; on lanes: {where('cells_lanes', measured)}, one seed"
-
-
-def _cell(cell: CellFigures) -> list[str]:
-    medians = {each.contender: str(each.median) for each in cell.contenders}
-    best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
-    if cell.ratio is not None and cell.ratio < _AHEAD:
-        ratio = f"{cell.ratio:.4f} **missed**, at least {_AHEAD:g}: {MISSED.get(f'cells/{best}', 'not explained')}"
-    ours, split, rival = (medians.get(name, "") for name in (OURS, on_split(OURS, next(iter(SPLITS))), best))
-    found = next((each.found for each in cell.contenders if each.contender == best), [])
-    tuned = next((described(each.tuned.parameters, cell.setting.get("mixed")) for each in found if each.tuned), "")
-    return [cell.cell, ours, split, rival, best and f"`{best}`{tuned and f' ({tuned})'}", ratio]
-
-
-def overload(directory: Path = RESULTS) -> str:
-    """One table of what `--suite overload` found: a row for each cell, and what it comes to."""
-    file = directory / f"{OVERLOAD}.json"
-    if not file.exists():
-        return "Nothing has been measured yet; the command above does it."
-    measured = json.loads(file.read_text(encoding="utf-8"))
-    found = msgspec.convert(measured["cells"], list[OverloadCell])
-    ours = (f"`{OURS}`, %", "tokens/s")
-    heads = ("cell", *ours, "best rival, %", "", "ratio", "TTFT p99 over its", "switches", "computing, %")
-    rows = [_overload_row(cell) for cell in found]
-    return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
-
-
-def _overload_row(cell: OverloadCell) -> list[str]:
-    by_name = {each.contender: each for each in cell.contenders}
-    mine, rival = by_name.get(OURS), by_name.get(cell.best_rival or "")
-    ours = ("", "", "", "")
-    if mine:
-        at = mine.figures
-        ours = (f"{100 * at.on_time:.1f}", f"{at.on_time_per_s:.0f}", str(at.switches), f"{100 * at.computing:.0f}")
-    tuned = described(rival.tuned.parameters, cell.setting["mixed"]) if rival and rival.tuned else ""
-    theirs, name = ("", "") if rival is None else (f"{100 * rival.figures.on_time:.1f}", f"`{rival.contender}`")
-    ratios = ["" if each is None else f"{each:.2f}" for each in (cell.ratio, cell.ttft_ratio)]
-    if cell.ratio is not None and cell.ratio < _BEHIND:
-        reason = MISSED.get(f"{OVERLOAD}/{cell.best_rival}", "not explained")
-        ratios[0] = f"{cell.ratio:.3f} **missed**, at least {_BEHIND:g}: {reason}"
-    if cell.ttft_ratio is not None and cell.ttft_ratio > _TTFT_OVER:
-        reason = MISSED.get(f"{OVERLOAD}: TTFT", "not explained")
-        ratios[1] = f"{ratios[1]} **missed**, at most {_TTFT_OVER:g}: {reason}"
-    return [cell.cell, *ours[:2], theirs, f"{name}{tuned and f' ({tuned})'}", *ratios, *ours[2:]]
 
 
 def _table(suite: Suite, name: str, measured: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from bench.simulate.setting import Setting
 from bench.simulate.tuning import GRIDS, ON_A_SPLIT, Knob, Value
 
 OURS = "least-slack"
+UNDIVIDED = f"{OURS}, undivided"
+"""On GPUs without lanes."""
 MARKETS = tuple(name for name in RECIPES if name != OURS)
 """All serve several models. Those whose papers serve one take Aegaeon's turns."""
 _BATCHES = {"muxwise": 256}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from operator import attrgetter
 
@@ -56,8 +56,9 @@ class LeastSlack:
     A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
     are shed: then one more request on time costs another one that is.
 
-    Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum is twice that,
-    they wait as long as ever, and changes take half as much of the time.
+    Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum grows with the
+    part of the time in which they do, up to twice that: the others wait as long as ever, and changes take less of the
+    time.
 
     If more than all of the time is needed, not every batch can be on time. Those that make the most tokens on time per
     second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
@@ -91,8 +92,10 @@ class LeastSlack:
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
 
     Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
-    one that has to begin first, if both together do `lane_gain` times the work that one alone would do, or if it is a
-    prompt that would otherwise be cut, and if by the guard's word no step of a stream takes longer than its time
+    one that has to begin first, if it is a prompt and both together do `lane_gain` times the work that one alone would
+    do, or if it would otherwise be cut. If it is a batch, they have to do `pair_gain` times the work, which is more:
+    beside another one, the batch that has to begin first is slower than it would be alone. Either is let in if by the
+    guard's word no step of a stream takes longer than its time
     between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
     has to begin later, in the steps of the decode: it could not begin while something else ran beside them. If no share
     does for prompts, the largest one does where only the margin of the guard's word is missing. No first token is made
@@ -114,6 +117,7 @@ class LeastSlack:
     shed_share: float = 0.1
     stream_share: float = 0.5
     lane_gain: float = 1.05
+    pair_gain: float = 1.1
     lane_turn_ns: int = 400_000_000
     piece_steps: int = 32
     rules: TurnRules = _RULES
@@ -154,9 +158,6 @@ class LeastSlack:
         saves = savable.pauses(order, quotas_ns, by_ns, now_ns - (running.turn_ns or 0), now_ns)
         return [turn for turn in saves if turn.batch not in paused] + turns
 
-    def side_by_side(self) -> LeastSlack:
-        return replace(self, turn_factor=2 * self.turn_factor)
-
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         for companion in sorted(lanes.companions, key=_companion_by_ns):
             long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
@@ -167,7 +168,8 @@ class LeastSlack:
                 and _keeps(lanes, companion, last := companion.divisions[-1], _NEAR)
             ):
                 divisions = [last]
-            divisions = [d for d in divisions if long or d.gain >= self.lane_gain]
+            least = self.lane_gain if companion.prefills else self.pair_gain
+            divisions = [d for d in divisions if long or d.gain >= least]
             divisions = [d for d in divisions if not _makes_late(lanes, companion, d, now_ns)]
             if divisions:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
@@ -279,7 +281,8 @@ class LeastSlack:
         changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
         change_ns = sum(changes_ns) / len(batches)
         ttft_ns, stall_ns = min([batch.ttft_ns for batch in batches]), batches[0].stall_ns or 0
-        quantum_ns = round(self.turn_factor * sqrt(max(change_ns, 4 * stall_ns) * ttft_ns))
+        factor = self.turn_factor * (1 + batches[0].abreast)
+        quantum_ns = round(factor * sqrt(max(change_ns, 4 * stall_ns) * ttft_ns))
         if spoken_for(batches) >= self.calm_share:
             return quantum_ns
         longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])

@@ -48,9 +48,6 @@ class MuxWise:
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
         return self.turns.plan(batches, now_ns)
 
-    def side_by_side(self) -> MuxWise:
-        return self
-
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         """The next prompt of the model, if there is one."""
         prompts = [c for c in lanes.companions if c.prefills and c.batch.model == lanes.decoding.model]

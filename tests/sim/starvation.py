@@ -114,11 +114,6 @@ class Watched:
                 raise LawBroken(f"W1: {turns[at]} comes before a batch that has to begin earlier")
         return plan
 
-    def side_by_side(self) -> Watched:
-        assert isinstance(self.policy, LeastSlack)
-        self.policy = self.policy.side_by_side()
-        return self
-
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         assert isinstance(self.policy, LeastSlack)
         choice = self.policy.beside(lanes, now_ns)

@@ -23,6 +23,7 @@ _kept: list[bool] = []
 _again: list[object] = []
 
 OF_TIME = {
+    "abreast",
     "change_ns",
     "in_time_by_ns",
     "late_ns",

@@ -57,13 +57,18 @@ class DividedGpu:
         self._driver = gpu.driver
         self._resource = self._whole()
         self._first: Mapping[Shares, int] = {}
+        self._made: tuple[Shares, ...] | None = None
         if self._resource is not None:
             least, step = self._measures()
             self._first = two_lanes(int(self._resource.sm.smCount), least=least, step=step)
 
     @property
     def partitions(self) -> tuple[Shares, ...]:
-        return (WHOLE, *self._first)
+        """Those that the driver makes: asked for the first time, it is tried. An instance without lanes is better than
+        one that fails in the middle of its work."""
+        if self._made is None:
+            self._made = tuple([shares for shares in self._first if self._makes(shares)])
+        return (WHOLE, *self._made)
 
     def lanes(self, shares: Shares) -> tuple[GreenLane, ...]:
         """Raises KeyError if it is no division, CudaError if the driver refuses."""
@@ -74,6 +79,14 @@ class DividedGpu:
         except CudaError:
             first.close()
             raise
+
+    def _makes(self, shares: Shares) -> bool:
+        try:
+            for lane in self.lanes(shares):
+                lane.close()
+        except (AttributeError, CudaError, RuntimeError):
+            return False
+        return True
 
     def _whole(self) -> Any:
         """None where the driver knows no green contexts (before CUDA 12.5)."""

@@ -9,7 +9,7 @@ from typing import Any
 from aegis.core.model import Slo
 from aegis.core.role import Roles
 from bench.simulate.cells.search import Aim, Search
-from bench.simulate.contenders import APART, OURS, Contender, ours, rivals
+from bench.simulate.contenders import APART, OURS, UNDIVIDED, Contender, ours, rivals
 from bench.simulate.setting import Setting, models_of
 from bench.simulate.tuning import ON_A_SPLIT, Knob, Parameters
 from bench.workloads import spec
@@ -17,7 +17,6 @@ from bench.workloads import spec
 SPLITS = {"6+10": 6, "4+12": 4, "3+13": 3}
 """Of 16 GPUs, how many prefill: on each, ours and `aegaeon` are compared."""
 SPLIT_RIVAL = "aegaeon"
-OURS_LANES = f"{OURS} lanes"
 _PREFILL_SHARES = {"1/8": 0.125, "1/4": 0.25, "3/8": 0.375}
 _RATES = {"0.1rps": ("rps=0.1", 32), "0.5rps": ("rps=0.5", 16)}  # and where to begin
 _SCALES = {"slo1": 1.0, "slo0.5": 0.5, "slo0.3": 0.3}  # of both deadlines
@@ -129,7 +128,7 @@ def cells(*, tiny: bool = False) -> CellSuite:
         aim=Aim.MODELS,
         contenders=(
             ours(),
-            ours(OURS_LANES, lanes=True),
+            ours(UNDIVIDED, lanes=False),
             *_on_splits(),
             *rivals(),
         ),

@@ -129,11 +129,9 @@ def _chosen(suite: OverloadSuite, choice: Choice) -> list[tuple[Cell, Contender]
         if not choice.policies or contender.policy in choice.policies
         if not choice.only or any(text in f"{cell.name}/{contender.name}" for text in choice.only)
     ]
-    if not chosen and choice.only:
+    if not chosen:
         last = f"{pairs[-1][0].name}/{OURS}"
         raise UserError(f"--only {choice.only[0]}: is in no name of a search of {NAME}, which are like {last}")
-    if not chosen:
-        raise UserError(f"--policy {choice.policies[0]}: serves one model, and {NAME} is of markets")
     return chosen
 
 

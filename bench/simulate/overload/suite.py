@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aegis.core.errors import UserError
-from bench.simulate.contenders import OURS, Contender, ours, rivals
+from bench.simulate.contenders import OURS, UNDIVIDED, Contender, ours, rivals
 from bench.simulate.setting import Setting
 from bench.simulate.tuning import fitted
 from bench.workloads import spec
@@ -110,7 +110,7 @@ def overload(trace_dir: Path | None = None, *, tiny: bool = False) -> OverloadSu
     cells = [_of_trace(each, file, gpus, each.name in there) for each, file in recorded for gpus in each.gpus]
     cells += [_poisson(rps, models, factor) for rps, models in _POISSON.items() for factor in _FACTORS]
     return OverloadSuite(
-        contenders=(ours(), ours(REFUSING, refuse_late=True), *rivals()),
+        contenders=(ours(), ours(UNDIVIDED, lanes=False), ours(REFUSING, refuse_late=True), *rivals()),
         cells=tuple(map(_tiny, cells) if tiny else cells),
         missing=tuple(each.file for each in _RECORDED if each.name not in there),
         tiny=tiny,

@@ -41,9 +41,6 @@ class PausingOnLanes(Pausing):
 
     beside_at_all = False
 
-    def side_by_side(self) -> PausingOnLanes:
-        return self
-
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         (companion,) = lanes.companions
         shares = companion.divisions[0].shares

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -28,8 +27,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
-from aegis.core.views import BatchView, RoundPolicy, Turn
-from aegis.sim.compute_shares import WHOLE as WHOLE_DEVICE
+from aegis.core.views import RoundPolicy
 from aegis.sim.faults.fake_models import make_spec
 from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
@@ -56,9 +54,6 @@ class Joined:
 
     def __init__(self, joins_ns: int) -> None:
         self.joins_ns = joins_ns
-
-    def side_by_side(self) -> RoundPolicy:
-        return self
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         (companion,) = lanes.companions
@@ -332,34 +327,22 @@ def test_a_prompt_of_another_batch_that_has_no_room_is_not_waited_for() -> None:
     assert 3 in [row.job.request for row in driven.prompts()]
 
 
-def test_turns_are_twice_as_long_where_two_batches_may_go_on_at_a_time() -> None:
-    """Not where lanes share the time of the same cores, nor on a whole device."""
-    policy = LeastSlack()
-    assert LaneOffers(LANES).suiting(policy) == LeastSlack(turn_factor=2 * policy.turn_factor)
-    assert LaneOffers(LANES, timed=True).suiting(policy) is LaneOffers().suiting(policy) is policy
-    assert LaneOffers(((WHOLE_DEVICE,),)).suiting(policy) is policy, "as where lanes are off"
-    assert LaneOffers(LANES).suiting(WHOLE) is WHOLE
+def test_turns_grow_with_the_time_in_which_two_batches_go_on() -> None:
+    """Of which views tell."""
+    driven = divided(A, B, policy=LeastSlack())
+    driven.stepped(2)
+    assert seen_abreast(driven) == 0
+    take(driven, 2, B)
+    settle(driven)
+    driven.stepped(2)
+    for _ in range(4):
+        beside_ended(driven, 2)
+        driven.stepped(2)
+    assert seen_abreast(driven) > 0
 
 
-class Doubled:
-    """Never plans: another policy does, side by side."""
-
-    rules = WHOLE.rules
-
-    def side_by_side(self) -> RoundPolicy:
-        return WHOLE
-
-    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
-        raise AssertionError
-
-    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        raise AssertionError
-
-
-def test_a_core_plans_with_the_policy_for_its_lanes() -> None:
-    driven = divided(policy=Doubled())
-    prompt_comes(driven)
-    assert lanes(driven) == [(0, [1]), (1, [2])]
+def seen_abreast(driven: Driven[DecodeCore]) -> float:
+    return driven.core._views.of(driven.core._work.batches[0], driven.now_ns).abreast
 
 
 SHARED = LeastSlack()

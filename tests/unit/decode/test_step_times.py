@@ -121,6 +121,21 @@ def test_pauses_and_idle_time_are_no_stalls() -> None:
     assert runs.stall_ms == 20
 
 
+def test_two_batches_go_on_at_a_time_for_a_part_of_the_runs() -> None:
+    """A run beside is told of when it is over, be it one that lasts for several of the turn's."""
+    runs = Runs()
+    for _ in range(200):
+        for run in range(4):
+            if run == 3:
+                runs.times.ran_beside(20 * _MS)
+            runs.run(1, 10)
+    assert runs.times.abreast == pytest.approx(0.5, abs=0.02), "20 of 40 ms, whatever is between the runs"
+    for _ in range(200):
+        runs.times.ran_beside(30 * _MS)
+        runs.run(1, 0)
+    assert runs.times.abreast == 1
+
+
 def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_window() -> None:
     runs = Runs()
     assert runs.times.steps_share == 1

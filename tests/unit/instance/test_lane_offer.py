@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from aegis.device.divisions import WHOLE
 from aegis.device.shared_events import SharedWords
 from aegis.instance.lane_offer import lane_shares
 from aegis.instance.settings import InstanceSettings
+from tests.unit.device.cuda_parts import Rig
 
 
 @pytest.fixture
@@ -70,6 +72,17 @@ def test_lanes_are_offered_where_they_are_asked_for(pool: CpuPool, caplog: pytes
     assert offered(pool, 1, settings("auto"))[1] == (97, 903), "one thread shares the time of its cores out"
     assert offered(pool, 1, settings("off")) == (WHOLE,)
     assert not caplog.records, "nobody asked for what there is not"
+
+
+def test_a_gpu_is_divided_unless_asked_where_an_instance_has_it_alone() -> None:
+    with closing(SharedWords.create(8)) as words, closing(Rig(words)) as rig:
+        device = rig.open()
+        divided = device.partitions()
+        assert len(divided) > 1
+        assert lane_shares(settings("auto"), device) == divided
+        assert lane_shares(settings("auto", on_device=2), device) == (WHOLE,)
+        assert lane_shares(settings("2", on_device=2), device) == divided
+        assert lane_shares(settings("off"), device) == (WHOLE,)
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,21 @@ def test_a_driver_that_refuses_offers_no_division(rig: Rig) -> None:
 @pytest.mark.parametrize("call", ["cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuGreenCtxStreamCreate"])
 def test_what_was_made_before_the_driver_refuses_is_given_back(rig: Rig, call: str) -> None:
     device = rig.open()
-    model = rig.models[0]
+    model, shares = rig.models[0], device.partitions()[1]
     before = model.held()
     model.failing[call] = 1
     with pytest.raises(CudaError, match=call):
-        device.lanes(device.partitions()[1])
+        device.lanes(shares)
+    assert model.held() == before
+
+
+@pytest.mark.parametrize("call", ["cuDevResourceGenerateDesc", "cuGreenCtxCreate", "cuGreenCtxStreamCreate"])
+def test_divisions_that_the_driver_refuses_to_make_are_not_offered(rig: Rig, call: str) -> None:
+    device = rig.open()
+    model = rig.models[0]
+    before = model.held()
+    model.failing[call] = 1_000
+    assert device.partitions() == (WHOLE,)
     assert model.held() == before
 
 
@@ -122,9 +132,12 @@ def test_a_second_lane_that_is_refused_takes_the_first_with_it(rig: Rig) -> None
             made: tuple[object, ...] = super().cuGreenCtxCreate(*arguments)
             return made
 
+    with_sms(rig, SmResource(132, 8, 8))
+    shares = rig.open().partitions()[1]
     rig.next_model = Once
     device = rig.open()
-    before = rig.models[0].held()
+    before = rig.models[1].held()
     with pytest.raises(CudaError):
-        device.lanes(device.partitions()[1])
-    assert rig.models[0].held() == before
+        device.lanes(shares)
+    assert rig.models[1].held() == before
+    assert device.partitions() == (WHOLE,), "as it refuses all of them"

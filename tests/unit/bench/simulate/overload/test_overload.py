@@ -16,7 +16,7 @@ from aegis.core.model import Slo
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import Record
 from bench.common import provenance
-from bench.simulate.contenders import OURS, Contender, rivals
+from bench.simulate.contenders import OURS, UNDIVIDED, Contender, rivals
 from bench.simulate.overload.figures import (
     LoadFigures,
     Measured,
@@ -74,7 +74,7 @@ def test_traces_are_cut_made_faster_and_have_the_shapes_of_their_names(tmp_path:
 
 def test_no_rival_needs_more_gpus_than_there_are_and_all_others_are_in_every_cell(tmp_path: Path) -> None:
     suite = overload(with_trace(tmp_path, "arena27.csv.gz"))
-    markets = {OURS, REFUSING, *(contender.name for contender in rivals())}
+    markets = {OURS, UNDIVIDED, REFUSING, *(contender.name for contender in rivals())}
     for cell in suite.cells:
         of = {contender.name for where, contender in suite.pairs() if where is cell}
         assert of == ((markets - {"aegaeon"} if cell.setting.mixed == 1 else markets) if cell.available else set())
@@ -92,7 +92,8 @@ def test_the_suite_runs_draws_and_says_what_is_left_out(tmp_path: Path, capsys: 
         "poisson-0.5rps"
     ] * 4
     for cell in result["cells"]:
-        assert [each["contender"] for each in cell["contenders"]] == [OURS, REFUSING, *(each.name for each in rivals())]
+        names = [OURS, UNDIVIDED, REFUSING, *(each.name for each in rivals())]
+        assert [each["contender"] for each in cell["contenders"]] == names
         tuned = {each["contender"]: each["tuned"]["probes"] for each in cell["contenders"] if "tuned" in each}
         assert tuned.keys() == {each.name for each in rivals() if each.knobs} and all(tuned.values())
         assert cell["ratio"] == 1.0
@@ -129,7 +130,7 @@ def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_ano
     first = written(overload(directory, tiny=True), tmp_path, choice)
     assert [each["cell"] for each in first["cells"]] == [cell, "poisson-0.5rps/x1.5"]
     assert first["cells"][0]["setting"]["trace"] == file
-    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3, 3]
+    assert [each["figures"]["requests"] for each in first["cells"][0]["contenders"]] == [3, 3, 3, 3]
     assert written(overload(tiny=True), tmp_path, choice) == first
 
 

@@ -1,0 +1,109 @@
+"""The documentation's tables of markets: how many models a policy serves, and what is on time where not all can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench.common.provenance import RESULTS
+from bench.report.result_tables import markdown, where
+from bench.simulate.cells.figures import CellFigures, summary
+from bench.simulate.cells.suites import SPLITS, on_split
+from bench.simulate.contenders import OURS, UNDIVIDED
+from bench.simulate.overload.figures import LEAST_RATIO, MEDIAN_RATIO, OverloadCell
+from bench.simulate.overload.suite import NAME as OVERLOAD
+from bench.simulate.tuning import described
+
+_AHEAD = 1.15
+"""Of the best rival's models, at least so many times as many."""
+_TTFT_OVER = 2.0
+"""Of `overload`: times that of the rival with the most tokens on time."""
+
+_ROUNDS = (
+    "it takes turns of up to 4 s in rounds; with 168 models (0.1rps/slo1/sharegpt) its GPUs compute for 97 % of the "
+    "time, ours for 93"
+)
+_PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
+
+MISSED = {
+    "cells/chunked-prefill": _ROUNDS,
+    "overload/chunked-prefill": _ROUNDS,
+    "overload: TTFT": _PUT_OFF,
+}
+"""The reasons why figures missed their bars; that of one without a reason is not explained."""
+
+
+def cells(directory: Path = RESULTS) -> str:
+    """One table of what `--suite cells` found: a row for each cell, medians over the seeds, and what it comes to."""
+    file = directory / "cells.json"
+    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cells": []}
+    figures = msgspec.convert(measured["cells"], list[CellFigures])
+    if not figures:
+        return "Nothing has been searched for yet; the command above does it."
+    seeds = [len(each.found) for cell in figures for each in cell.contenders]
+    fewest, most = min(seeds), max(seeds)
+    searched = f"{fewest} to {most}" if fewest < most else f"{most}"
+    table = markdown(
+        ("cell", f"`{OURS}`", "undivided", "6 + 10", "best rival", "", "ratio"), [_cell(cell) for cell in figures]
+    )
+    head = f"**{measured['title']}** ({where('cells', measured)}), seeds: {searched}"
+    return f"{head}\n\n{table}\n\n{summary(figures)}"
+
+
+def _cell(cell: CellFigures) -> list[str]:
+    medians = {each.contender: str(each.median) for each in cell.contenders}
+    best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
+    if cell.ratio is not None and cell.ratio < _AHEAD:
+        ratio = f"{cell.ratio:.4f} **missed**, at least {_AHEAD:g}: {MISSED.get(f'cells/{best}', 'not explained')}"
+    names = (OURS, UNDIVIDED, on_split(OURS, next(iter(SPLITS))), best)
+    figures = [medians.get(name, "") for name in names]
+    found = next((each.found for each in cell.contenders if each.contender == best), [])
+    tuned = next((described(each.tuned.parameters, cell.setting.get("mixed")) for each in found if each.tuned), "")
+    return [cell.cell, *figures, best and f"`{best}`{tuned and f' ({tuned})'}", ratio]
+
+
+def overload(directory: Path = RESULTS) -> str:
+    """One table of what `--suite overload` found: a row for each cell, and what it comes to."""
+    file = directory / f"{OVERLOAD}.json"
+    if not file.exists():
+        return "Nothing has been measured yet; the command above does it."
+    measured = json.loads(file.read_text(encoding="utf-8"))
+    found = msgspec.convert(measured["cells"], list[OverloadCell])
+    ours = (f"`{OURS}`, %", "tokens/s")
+    last = ("ratio", "TTFT p99 over its", "switches", "computing, %")
+    heads = ("cell", *ours, "undivided, %", "best rival, %", "", *last)
+    rows = [_overload_row(cell) for cell in found]
+    said = f"{measured['summary']}{_at_most(found)}"
+    return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{said}"
+
+
+def _at_most(cells: Iterable[OverloadCell]) -> str:
+    """What the median would be if nothing were late: where the bar lies above it, that says why."""
+    shares = [each.figures.on_time for cell in cells for each in cell.contenders if each.contender == cell.best_rival]
+    most = median([1 / share for share in shares if share]) if any(shares) else MEDIAN_RATIO
+    return f"; it would be {most:.2f} if all tokens of ours were on time everywhere" if most < MEDIAN_RATIO else ""
+
+
+def _overload_row(cell: OverloadCell) -> list[str]:
+    by_name = {each.contender: each for each in cell.contenders}
+    mine, rival = by_name.get(OURS), by_name.get(cell.best_rival or "")
+    ours = ("", "", "", "")
+    if mine:
+        at = mine.figures
+        ours = (f"{100 * at.on_time:.1f}", f"{at.on_time_per_s:.0f}", str(at.switches), f"{100 * at.computing:.0f}")
+    tuned = described(rival.tuned.parameters, cell.setting["mixed"]) if rival and rival.tuned else ""
+    theirs, name = ("", "") if rival is None else (f"{100 * rival.figures.on_time:.1f}", f"`{rival.contender}`")
+    ratios = ["" if each is None else f"{each:.2f}" for each in (cell.ratio, cell.ttft_ratio)]
+    if cell.ratio is not None and cell.ratio < LEAST_RATIO:
+        reason = MISSED.get(f"{OVERLOAD}/{cell.best_rival}", "not explained")
+        ratios[0] = f"{cell.ratio:.3f} **missed**, at least {LEAST_RATIO:g}: {reason}"
+    if cell.ttft_ratio is not None and cell.ttft_ratio > _TTFT_OVER:
+        reason = MISSED.get(f"{OVERLOAD}: TTFT", "not explained")
+        ratios[1] = f"{ratios[1]} **missed**, at most {_TTFT_OVER:g}: {reason}"
+    undivided = by_name.get(UNDIVIDED)
+    alone = "" if undivided is None else f"{100 * undivided.figures.on_time:.1f}"
+    return [cell.cell, *ours[:2], alone, theirs, f"{name}{tuned and f' ({tuned})'}", *ratios, *ours[2:]]

@@ -1,0 +1,106 @@
+"""Tables of markets, from the results of their suites."""
+
+import json
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from bench.report.market_tables import cells, overload
+from bench.simulate.cells.figures import CellFigures, ContenderFigures
+from bench.simulate.cells.search import SearchResult
+from bench.simulate.overload.figures import LoadFigures, Measured, OverloadCell
+from bench.simulate.sweep import Crossing
+from bench.simulate.tuning import Tuned
+
+HEAD = {"commit": "1234567", "date": "2025-06-01", "machine": "X, 2 cores", "code": "another"}
+
+
+def contender(name: str, at: Crossing, *, seeds: int = 3) -> ContenderFigures:
+    return ContenderFigures(name, at, [SearchResult(seed, at, ()) for seed in range(seeds)])
+
+
+def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
+    everybody = [
+        contender("least-slack", Crossing(at=163.21)),
+        contender("least-slack, undivided", Crossing(at=120.4), seeds=1),
+        contender("least-slack 6+10", Crossing(at=101.0)),
+        contender("serverlessllm", Crossing(at=95.0), seeds=1),
+        contender("qlm", Crossing(above=96)),
+    ]
+    found = [
+        CellFigures("0.1rps/slo1/ix2", {}, everybody, "qlm", 1.7001),
+        CellFigures("0.5rps/slo1/ix2", {}, everybody[:1], None, None),
+        CellFigures("0.5rps/slo1/ox2", {}, everybody, "qlm", 1.149),
+    ]
+    content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "cells.json").write_text(json.dumps(content))
+    lines = cells(tmp_path).splitlines()
+    assert lines[0] == "**Models on GPUs** (2025-06-01, X, 2 cores, commit 1234567; code changed since), seeds: 1 to 3"
+    assert lines[4:6] == [
+        "| 0.1rps/slo1/ix2 | 163 | 120 | 101 | > 96 | `qlm` | 1.70 |",
+        "| 0.5rps/slo1/ix2 | 163 |  |  |  |  |  |",
+    ]
+    assert "| `qlm` | 1.1490 **missed**, at least 1.15: not explained |" in lines[6]
+    assert lines[-1] == "least-slack: at least the best rival in 2 of 2, 1.42 times it in the median"
+
+
+def test_what_a_rival_is_tuned_to_is_beside_it(tmp_path: Path) -> None:
+    parameters: dict[str, int | float] = {"prefill_share": 0.1875, "max_batch": 128}
+    tuned = SearchResult(0, Crossing(at=96), (), Tuned(parameters, ()))
+    rival = ContenderFigures("aegaeon", Crossing(at=96), [tuned])
+    cell = CellFigures("0.1rps/slo1/ix2", {"mixed": 16}, [rival], "aegaeon", None)
+    content = {"measured": HEAD, "title": "Models on GPUs", "cells": msgspec.to_builtins([cell])}
+    (tmp_path / "cells.json").write_text(json.dumps(content))
+    assert "| 96 | `aegaeon` (3+13, batches of 128) |" in cells(tmp_path)
+
+
+def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> None:
+    assert overload(tmp_path).startswith("Nothing has been measured yet")
+    ours, theirs = (LoadFigures(9, 0, share, 1000 * share, 1.0, 5.0, 9.0, 70, 0.5, 600.0) for share in (0.75, 0.5))
+    measured = [
+        Measured("least-slack", False, ours),
+        Measured("least-slack, undivided", False, theirs),
+        Measured("aegaeon", True, theirs, Tuned({"prefill_share": 0.25, "q_max_s": 8}, ())),
+    ]
+    found = [
+        OverloadCell("arena/2gpus", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 0.8),
+        OverloadCell("arena/3gpus", {"mixed": 3}, 600, measured[:1], None, None, None),
+        OverloadCell("poisson-0.1rps/x4", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 2.04),
+        OverloadCell("poisson-0.5rps/x4", {"mixed": 16}, 600, measured, "aegaeon", 0.9751, 0.5),
+    ]
+    content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "overload.json").write_text(json.dumps(content))
+    lines = overload(tmp_path).splitlines()
+    assert lines[0] == "**On time** (2025-06-01, X, 2 cores, commit 1234567; code changed since)"
+    assert lines[4:6] == [
+        "| arena/2gpus | 75.0 | 750 | 50.0 | 50.0 | `aegaeon` (4+12, Q_MAX 8 s) | 1.50 | 0.80 | 70 | 50 |",
+        "| arena/3gpus | 75.0 | 750 |  |  |  |  |  | 70 | 50 |",
+    ]
+    assert "| 2.04 **missed**, at most 2: who is put off" in lines[6]
+    assert "| 0.975 **missed**, at least 0.98: not explained | 0.50 |" in lines[7]
+    assert lines[-1] == "all told", "half of the best rival's tokens are late: there is room for any ratio"
+
+
+def test_a_median_that_no_policy_could_reach_is_said_to_be_so(tmp_path: Path) -> None:
+    ours, theirs = (LoadFigures(9, 0, share, 1000 * share, 1.0, 5.0, 9.0, 70, 0.5, 600.0) for share in (0.95, 0.8))
+    nearly = replace(theirs, on_time=0.99)
+    found = [
+        OverloadCell(
+            name,
+            {"mixed": 16},
+            600,
+            [Measured("least-slack", False, ours), Measured("qlm", True, rival)],
+            "qlm",
+            round(ours.on_time / rival.on_time, 4),
+            None,
+        )
+        for name, rival in (("a/1gpus", theirs), ("a/2gpus", nearly), ("a/3gpus", nearly))
+    ]
+    content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
+    (tmp_path / "overload.json").write_text(json.dumps(content))
+    assert overload(tmp_path).endswith("\n\nall told; it would be 1.01 if all tokens of ours were on time everywhere")
+
+
+def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
+    assert cells(tmp_path).startswith("Nothing has been searched for yet")
