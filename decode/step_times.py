@@ -70,7 +70,7 @@ class ChangeTimes:
         beside_ns = min(self._beside_ns, spent_ns)
         self._beside_ns -= beside_ns  # the rest was beside runs before this one
         newest = 1 - exp(-spent_ns / max(window_ns, 1))
-        self.steps_share += (counted_ns / spent_ns - self.steps_share) * newest
+        self.steps_share += (min(counted_ns, spent_ns + beside_ns) / spent_ns - self.steps_share) * newest
         self._beside_share += (beside_ns / spent_ns - self._beside_share) * newest
         self._run_share += (min(duration_ns / spent_ns, 1.0) - self._run_share) * newest
         self.abreast = min(self._beside_share / self._run_share, 1.0) if self._run_share else 0.0

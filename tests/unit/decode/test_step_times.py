@@ -130,10 +130,12 @@ def test_two_batches_go_on_at_a_time_for_a_part_of_the_runs() -> None:
                 runs.times.ran_beside(20 * _MS)
             runs.run(1, 10)
     assert runs.times.abreast == pytest.approx(0.5, abs=0.02), "20 of 40 ms, whatever is between the runs"
-    for _ in range(200):
+    for _ in range(1_000):
         runs.times.ran_beside(30 * _MS)
+        runs.times.counts(30 * _MS)
         runs.run(1, 0)
-    assert runs.times.abreast == 1
+    assert runs.times.abreast == pytest.approx(1, abs=0.01), "never more"
+    assert runs.times.steps_share == pytest.approx(2, abs=0.01), "nor more than both of them can have"
 
 
 def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_window() -> None:
