@@ -30,6 +30,7 @@ _INSTANCE = (*_CORES, "aegis/device", "aegis/engine", "aegis/instance", "aegis/m
 _SERVER = (*_INSTANCE, "aegis/launcher", "aegis/process", "aegis/telemetry", "proxy")
 _SIMULATION = (
     *_CORES,
+    "aegis/policies.py",
     "aegis/sim",
     "bench/simulate/cells/search.py",
     "bench/simulate/figures.py",
