@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
@@ -14,7 +12,7 @@ from bench.report.result_tables import markdown, where
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import SPLITS, on_split
 from bench.simulate.contenders import OURS, UNDIVIDED
-from bench.simulate.overload.figures import LEAST_RATIO, MEDIAN_RATIO, OverloadCell
+from bench.simulate.overload.figures import LEAST_RATIO, OverloadCell
 from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.tuning import described
 
@@ -77,15 +75,7 @@ def overload(directory: Path = RESULTS) -> str:
     last = ("ratio", "TTFT p99 over its", "switches", "computing, %")
     heads = ("cell", *ours, "undivided, %", "best rival, %", "", *last)
     rows = [_overload_row(cell) for cell in found]
-    said = f"{measured['summary']}{_at_most(found)}"
-    return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{said}"
-
-
-def _at_most(cells: Iterable[OverloadCell]) -> str:
-    """What the median would be if nothing were late: where the bar lies above it, that says why."""
-    shares = [each.figures.on_time for cell in cells for each in cell.contenders if each.contender == cell.best_rival]
-    most = median([1 / share for share in shares if share]) if any(shares) else MEDIAN_RATIO
-    return f"; it would be {most:.2f} if all tokens of ours were on time everywhere" if most < MEDIAN_RATIO else ""
+    return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
 
 
 def _overload_row(cell: OverloadCell) -> list[str]:
