@@ -21,15 +21,9 @@ _AHEAD = 1.15
 _TTFT_OVER = 2.0
 """Of `overload`: times that of the rival with the most tokens on time."""
 
-_ROUNDS = (
-    "it takes turns of up to 4 s in rounds; with 168 models (0.1rps/slo1/sharegpt) its GPUs compute for 97 % of the "
-    "time, ours for 93"
-)
 _PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
 
 MISSED = {
-    "cells/chunked-prefill": _ROUNDS,
-    "overload/chunked-prefill": _ROUNDS,
     "overload: TTFT": _PUT_OFF,
 }
 """The reasons why figures missed their bars; that of one without a reason is not explained."""

@@ -137,6 +137,17 @@ def test_the_running_batch_keeps_its_turn_for_a_quantum() -> None:
     assert [turn.quota_ns for turn in POLICY.plan(abreast, 0)] == [3 * _S, 3 * _S], "others wait for fewer turns"
 
 
+@pytest.mark.parametrize(("gain", "prompt", "steps"), [(1.04, False, False), (1.09, True, False), (1.11, True, True)])
+def test_another_batch_goes_on_beside_a_decode_for_more_gain_than_a_prompt(
+    gain: float, prompt: bool, steps: bool
+) -> None:
+    """The prompt is short: it would not be cut."""
+    first, second = (struct_replace(batch(number, 5000), gap_ns=_S) for number in (1, 2))
+    for prefills, wanted in ((True, prompt), (False, steps)):
+        companion = Companion(second, prefills, 1, [Division((500, 500), 1, 1, gain)])
+        assert (POLICY.beside(LanesView(first, 1, [companion]), 0) is not None) is wanted
+
+
 def test_a_turn_is_long_enough_to_fill_a_batch() -> None:
     """Where a switch takes next to nothing: half of √(90 ms · 10 s)."""
     turns = POLICY.plan([batch(number, 100, step_ms=90, switch_ms=1) for number in (1, 2)], 0)
