@@ -17,7 +17,7 @@ SEED ?= 0
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run compiled test check test-long test-live test-seeds test-faults test-faults-sim test-attacks test-clients test-exactness test-ray test-moves test-places test-gpu \
-	test-vllm vllm wheel publish lint format generate figures clean _computing _serving _venv _chromium _haproxy _iproute _mosquitto _nginx _redis _strace
+	test-vllm vllm wheel publish lint format generate figures clean _computing _serving _venv
 .DELETE_ON_ERROR:
 
 help:
@@ -53,7 +53,8 @@ setup: $(TOOLS)
 # takes a third of the time it takes pip.
 PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 INSTALL = $(BIN)/$(PIP)
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x transformers/models/ $(VENV)/lib >/dev/null || true  # templates do not
+UNCOMPILED = '/(transformers/models|ray/(rllib|train|tune)|moto|networkx|pip|scipy|sklearn|sympy|tests?)/'
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x $(UNCOMPILED) $(VENV)/lib >/dev/null || true  # templates do not
 
 # What serving needs.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])
@@ -68,16 +69,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.
 # What testing needs besides; Triton, whose kernels are tested without a GPU, is most of it.
 $(TOOLS): $(STAMP)
 	@echo "Installing what the tests need."
-	@$(INSTALL) -e '.[dev]'
-	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
-		|| $(MAKE) --no-print-directory _chromium
-	@PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || $(MAKE) --no-print-directory _mosquitto
-	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory _redis
-	@PATH="$$PATH:/usr/sbin" command -v ip >/dev/null || $(MAKE) --no-print-directory _iproute
-	@PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || $(MAKE) --no-print-directory _nginx
-	@PATH="$$PATH:/usr/sbin" command -v haproxy >/dev/null || $(MAKE) --no-print-directory _haproxy
-	@command -v strace >/dev/null || $(MAKE) --no-print-directory _strace
-	@$(COMPILE)
+	@sh tests/programs.sh & $(INSTALL) -e '.[dev]' && { $(COMPILE); }; done=$$?; wait; exit $$done
 	@touch $@
 
 # Debian and Ubuntu ship Python without what makes virtual environments.
@@ -86,64 +78,6 @@ _venv:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "Installing $(PACKAGE)."; apt-get -qq update && apt-get -qq install -y $(PACKAGE) >/dev/null; \
 	else echo "$(PYTHON) cannot make virtual environments; on Debian: sudo apt-get install $(PACKAGE)" >&2; exit 1; fi
-
-# Pages are tested in a real browser.
-_chromium:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing chromium."; \
-		apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null \
-		|| echo "No chromium: tests of pages are skipped." >&2; \
-	else echo "No browser: tests of pages are skipped; on Debian: sudo apt-get install chromium" >&2; fi
-
-# A server is attacked through both of them. Neither is to run as a service.
-_haproxy:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing haproxy."; \
-		apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends haproxy >/dev/null \
-		|| echo "No haproxy: attacks through it are skipped." >&2; \
-	else echo "No haproxy: attacks through it are skipped; on Debian: sudo apt-get install haproxy" >&2; fi
-
-_nginx:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing nginx."; apt-get -qq update && \
-		{ RUNLEVEL=1 apt-get -qq install -y --no-install-recommends nginx-light >/dev/null 2>&1 \
-			|| RUNLEVEL=1 apt-get -qq install -y --no-install-recommends nginx >/dev/null; } \
-		|| echo "No nginx: attacks through it are skipped." >&2; \
-	else echo "No nginx: attacks through it are skipped; on Debian: sudo apt-get install nginx-light" >&2; fi
-
-# Nodes of a cluster are network namespaces, made with ip.
-_iproute:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing iproute2."; \
-		apt-get -qq update && apt-get -qq install -y --no-install-recommends iproute2 >/dev/null \
-		|| echo "No ip: nodes of a cluster share one address, and tests that cut links are skipped." >&2; \
-	else echo "No ip: nodes of a cluster share one address, and tests that cut links are skipped; on Debian:" \
-		"sudo apt-get install iproute2" >&2; fi
-
-# The bus is tested against it too.
-_mosquitto:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing mosquitto."; \
-		apt-get -qq update && apt-get -qq install -y --no-install-recommends mosquitto >/dev/null \
-		|| echo "No mosquitto: tests against it are skipped." >&2; \
-	else echo "No mosquitto: tests against it are skipped; on Debian: sudo apt-get install mosquitto" >&2; fi
-
-# The store is tested against Debian's server as well as against the embedded one. It is not to run as a service.
-_redis:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing redis-server."; \
-		apt-get -qq update && RUNLEVEL=1 apt-get -qq install -y --no-install-recommends redis-server >/dev/null \
-		|| echo "No redis-server: the store is tested against the embedded one only." >&2; \
-	else echo "No redis-server: the store is tested against the embedded one only; on Debian:" \
-		"sudo apt-get install redis-server" >&2; fi
-
-# Whom a server speaks to while it decodes is seen in its system calls.
-_strace:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-		echo "Installing strace."; \
-		apt-get -qq update && apt-get -qq install -y --no-install-recommends strace >/dev/null \
-		|| echo "No strace: aegis lab token-path is not tested." >&2; \
-	else echo "No strace: aegis lab token-path is not tested; on Debian: sudo apt-get install strace" >&2; fi
 
 # exec: Ctrl-C reaches aegis itself, and make has nothing to report.
 run: $(STAMP)

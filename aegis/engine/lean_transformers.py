@@ -3,8 +3,9 @@
 While transformers is imported, it marks kernels of its own for torch's compiler, and prepares for tensors that are
 spread over processes. That imports the compiler, distributed tensors and sympy: 1000 modules, and a third of the
 processor time in which an instance starts. Instances compile nothing, and ranks share models out by other means
-(`parallel/`). Where scipy is installed, transformers imports it for losses of training. So this module hides all three
-from transformers during its import. Later imports of them find them whole.
+(`parallel/`). Where scipy is installed, transformers imports it for losses of training, and accelerate, with clients of
+clouds, for models that are spread over devices. So this module hides all of them from transformers during its import.
+Later imports of them find them whole.
 
 transformers also looks for the names that its model files export: it reads all 3 000 files, twice, and splits each into
 lines. Here it does so once, and looks at the lines with names only.
@@ -22,7 +23,7 @@ from typing import Any
 
 _COMPILER = "torch._dynamo"
 _EXPORTS = "transformers.utils.import_utils"
-_UNUSED = ("is_torch_distributed_available", "is_scipy_available")
+_UNUSED = ("is_torch_distributed_available", "is_scipy_available", "is_accelerate_available")
 
 
 def import_transformers() -> None:

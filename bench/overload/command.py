@@ -13,7 +13,11 @@ def overload(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the workload.")] = 0,
     rps: Annotated[
         float | None,
-        typer.Option(metavar="R", min=0.01, help="Requests of each model a second at 1 ×. [default: searched for]"),
+        typer.Option(
+            metavar="R",
+            min=0.01,
+            help="Requests of each model a second at 1 ×. [default: all it can do]",
+        ),
     ] = None,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This policy; repeatable.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="A few seconds, to see that it works.")] = False,
@@ -22,9 +26,9 @@ def overload(
     ] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to this file.")] = None,
 ) -> int:
-    """Measure a server that is offered up to four times the load that it serves best.
+    """Measure a server that is offered up to eight times what it can do.
 
-    The demo market is launched under each policy, and sent 0.5, 1, 2 and 4 times that load. Meanwhile its health and
+    The demo market is launched under each policy, and sent 0.5, 1, 2, 4 and 8 times that load. Meanwhile its health and
     metrics are asked for, and clients leave. docs/benchmarking.md explains the figures.
 
     \b

@@ -1,7 +1,7 @@
-"""`aegis bench overload`: the demo market under half to four times the load that it serves best, under each policy.
+"""`aegis bench overload`: the demo market under half to eight times what its instances can do, under each policy.
 
-The load at which most tokens come on time is searched for first, with the first policy. Each policy then gets the same
-requests at the same multiples of it.
+What they can do is searched for first, with the first policy: the most tokens that come on time in a second, at any
+load. 1 × is the load that asks for as many. Each policy then gets the same requests at the same multiples of it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from bench.overload.probes import Held, Waits, memory_of, waits, watching
 
 MEMORY = "48MiB"
 TTFT_S, TBT_S = 2.0, 0.1
-FACTORS = (0.5, 1.0, 2.0, 4.0)
-HELD_SHARE = 0.9  # of the peak, at the largest multiple
+FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
+JUDGED = 4.0  # the multiple that has bars; what lies above is shown
+HELD_SHARE = 0.9  # of the peak
 ANSWER_MS_MAX = 100.0
 MEMORY_TIMES_MAX = 1.25
-"""What its processes may have of their own at the largest multiple, beside what they had before the first one."""
+"""What its processes may have of their own then, beside what they had before the first load."""
 
 OURS = "least-slack"
 CONTENDERS = {
@@ -41,9 +42,12 @@ CONTENDERS = {
     "serverlessllm": ("--policy", "serverlessllm"),
 }
 
+_MODELS = 8
+_OUTPUTS = (16, 160)
+_TOKENS_MEAN = sum(_OUTPUTS) / 2
 _FIRST_RPS = 0.5
 _GROWTH = 1.4
-_FALLEN = 0.9  # of the best so far: the peak has been passed
+_BEYOND = 2.0  # times what they can do is asked for: the peak has been passed
 _WARM_RPS, _WARM_S = 0.5, 8.0
 _TAIL_S = 0.5  # of a load is not watched: then its clients leave
 _REST_S = 2.0
@@ -128,19 +132,19 @@ def run(setting: Setting, file: Path | None) -> Result:
 
 
 def held(runs: Sequence[Run], name: str) -> float | None:
-    """Tokens on time a second at the largest multiple, beside the most that the policy reached at any."""
+    """Tokens on time a second at the multiple that is judged, beside the most that the policy reached at any."""
     own = [each for each in runs if each.contender == name]
     peak = max((each.saw.good_tokens_per_s for each in own), default=0.0)
-    return max(own, key=lambda each: each.factor).saw.good_tokens_per_s / peak if peak else None
+    judged = next((each for each in own if each.factor == JUDGED), None)
+    return judged.saw.good_tokens_per_s / peak if judged and peak else None
 
 
 def judged(runs: Sequence[Run]) -> list[Run]:
-    """With the bars that each missed: they are for `least-slack`, refusing or not, at the largest multiple."""
-    most = {each.contender: each.factor for each in sorted(runs, key=lambda each: each.factor)}
+    """With the bars that each missed: they are for `least-slack`, refusing or not, at four times what it can do."""
     first = {each.contender: each for each in reversed(runs)}
     return [
         structs.replace(each, missed=dict(_missed(each, first[each.contender], held(runs, each.contender))))
-        if each.contender.startswith(OURS) and each.factor == most[each.contender]
+        if each.contender.startswith(OURS) and each.factor == JUDGED
         else each
         for each in runs
     ]
@@ -169,9 +173,11 @@ def _options(setting: Setting, name: str) -> list[str]:
 
 
 def _load(url: str, rps: float, seconds: float, setting: Setting) -> Load:
+    low, high = _OUTPUTS
     return Load(
         base_url=url,
-        workload=f"market:models=8,rps={rps:g},lengths=uniform,input=16-400,output=16-160,duration={seconds:g}",
+        workload=f"market:models={_MODELS},rps={rps:g},lengths=uniform,input=16-400,output={low}-{high},"
+        f"duration={seconds:g}",
         seed=setting.seed,
         seconds=seconds,
         lead_s=min(setting.lead_s, seconds / 2),
@@ -181,19 +187,18 @@ def _load(url: str, rps: float, seconds: float, setting: Setting) -> Load:
 
 
 def _search(setting: Setting) -> tuple[float, list[Searched]]:
-    """The load with the most tokens on time a second, of loads that grow until those have become fewer."""
+    """What the instances can do, of loads that grow until they ask for twice that."""
     found: list[Searched] = []
     with served(_options(setting, next(iter(CONTENDERS))), remembers=False) as url:
         _warm(url, setting)
-        rps = _FIRST_RPS
-        while True:
+        rps, most = _FIRST_RPS, 0.0
+        while rps <= _BEYOND * most or not most:
             good = asyncio.run(_offer(url, rps, setting.search_s, setting)).good_tokens_per_s
             found.append(Searched(rps, good))
             print(f"{rps:6.3g} requests/s of each model: {good:6.0f} tokens/s on time", flush=True)
-            best = max(found, key=lambda each: each.good_tokens_per_s)
-            if good < _FALLEN * best.good_tokens_per_s:
-                return best.rps, found
+            most = max(most, good / (_MODELS * _TOKENS_MEAN))
             rps = round(rps * _GROWTH, 3)
+    return round(most, 3), found
 
 
 def _serve(setting: Setting, name: str, rps: float) -> Iterator[Run]:

@@ -143,8 +143,8 @@ SUITES = {
         _INTERFERENCE,
     ),
     "overload_live": Suite(
-        "Overload, live: eight demo models on two instances and 48 MiB, offered up to four times the load that "
-        "least-slack serves best; first tokens are due after 2 s, further ones every 0.1 s",
+        "Overload, live: eight demo models on two instances and 48 MiB, offered up to eight times what they "
+        "can do on time; first tokens are due after 2 s, further ones every 0.1 s",
         "runs",
         {
             "policy": lambda run: f"`{run['contender']}`",

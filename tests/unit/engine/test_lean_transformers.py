@@ -8,7 +8,7 @@ from pathlib import Path
 from tests import checkpoints
 
 COMPILER = ("torch._dynamo", "torch._inductor")
-HIDDEN = ("scipy", "sympy", "torch.distributed.tensor", *COMPILER)
+HIDDEN = ("accelerate", "scipy", "sympy", "torch.distributed.tensor", *COMPILER)
 
 SERVE = f"""
 import sys

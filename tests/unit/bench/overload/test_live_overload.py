@@ -76,6 +76,7 @@ def test_what_is_held_is_beside_the_peak_of_the_same_policy() -> None:
         run("least-slack", 1, 50),
         run("least-slack", 2, 80),
         run("least-slack", 4, 60),
+        run("least-slack", 8, 10),
         run("serverlessllm", 1, 99),
     ]
     assert held(runs, "least-slack") == 0.75
@@ -103,8 +104,12 @@ class Case:
     ],
 )
 def test_each_bar_that_is_missed_is_said(case: Case) -> None:
-    """Of ours, at the largest multiple."""
-    slow = run("least-slack", 1, 100, health=SLOW), run("serverlessllm", 4, 1, health=SLOW)
+    """Of ours, at four times what it can do."""
+    slow = [
+        run("least-slack", 1, 100, health=SLOW),
+        run("least-slack", 8, 1, health=SLOW),
+        run("serverlessllm", 4, 1, health=SLOW),
+    ]
     assert not any(each.missed for each in judged([*slow, run("least-slack", 4, 91)]))
     *others, most = judged([*slow, run("least-slack", 4, case.good, **case.changes)])
     assert list(most.missed) == [case.bar] and not any(each.missed for each in others)
