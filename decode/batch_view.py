@@ -126,6 +126,7 @@ class BatchViews:
             self._change_times.steps_share,
             worth.late_ns,
             self._change_times.abreast,
+            worth.on_time,
         )
 
     def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:
@@ -144,15 +145,16 @@ class BatchViews:
 
 
 class _Worth(NamedTuple):
-    """The latest start with which the first token that can be on time is, what the requests are worth, and by how much
-    tokens of streams will be late, on average of all requests."""
+    """The latest start with which the first token that can be on time is, what the requests are worth, how many of them
+    are on time, and by how much tokens of streams will be late, on average of all requests."""
 
     in_time_by_ns: int | None
     of_requests: float
+    on_time: float
     late_ns: int
 
 
-_NONE: Final = _Worth(None, 0.0, 0)
+_NONE: Final = _Worth(None, 0.0, 0.0, 0)
 
 
 def _is_as_then(view: BatchView, active: bool, there: bool, resident: bool) -> bool:
@@ -179,20 +181,23 @@ def _worth(
 ) -> _Worth:
     """One on time is worth what its priority says. One that is late makes no token on time before it has caught up,
     which takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with
-    a chance of `exp(-tokens / answer_tokens)`."""
+    a chance of `exp(-tokens / answer_tokens)`, and counts for as much less."""
     in_time_by_ns: int | None = None
-    worth, streams_late_ns, slo = 0.0, 0, seen.slo
+    worth, on_time, streams_late_ns, slo = 0.0, 0.0, 0, seen.slo
     lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * answer_tokens)
     for deadlines, ahead_ns in ((seen.waiting, lead_ns + prefill_ns), (seen.decoding, lead_ns)):
         for due_ns, urgent_ns in deadlines:
             late_ns = now_ns - due_ns + ahead_ns
             value = 1.0 if urgent_ns == due_ns else worth_of((urgent_ns - due_ns) // slo.ttft_ns)
             if late_ns > 0:
-                worth += value * exp(-late_ns * lost_per_ns)
+                chance = exp(-late_ns * lost_per_ns)
+                worth += value * chance
+                on_time += chance
                 streams_late_ns += late_ns if deadlines is seen.decoding else 0
                 continue
             worth += value
+            on_time += 1.0
             begin_by_ns = urgent_ns - ahead_ns
             if in_time_by_ns is None or begin_by_ns < in_time_by_ns:
                 in_time_by_ns = begin_by_ns
-    return _Worth(in_time_by_ns, worth, streams_late_ns // max(len(seen.requests), 1))
+    return _Worth(in_time_by_ns, worth, on_time, streams_late_ns // max(len(seen.requests), 1))

@@ -293,6 +293,7 @@ class BatchView(Struct, frozen=True):
     steps_share: float = 1.0  # of its instance's time, went into steps of all of a batch; more, where two have them
     late_ns: int = 0  # of the next tokens of its streams, on average of all its requests; where batches may be shed
     abreast: float = 0.0  # of the time of its instance's turns, another batch had steps beside theirs
+    on_time: float = 0.0  # its requests, each for less the later it is; where batches may be shed
 
 
 class Turn(Struct, frozen=True):

@@ -33,6 +33,7 @@ _SIMULATION = (
     "aegis/policies.py",
     "aegis/sim",
     "bench/simulate/cells/search.py",
+    "bench/simulate/contenders.py",
     "bench/simulate/figures.py",
     "bench/simulate/setting.py",
     "bench/simulate/sweep.py",
@@ -45,8 +46,7 @@ _PRISM = (*_SIMULATION, "bench/simulate/prism")
 _GOODPUT = (*_SIMULATION, "bench/simulate/goodput.py")
 
 DEPENDENCIES: Mapping[str, tuple[str, ...]] = {
-    "cells": _SIMULATION,
-    "cells_links": _SIMULATION,
+    **dict.fromkeys(("cells", "cells_links"), (*_SIMULATION, "bench/simulate/cells/suites.py")),
     "decode": (*_ENGINE, "bench/lab/decode"),
     "embeddings": (*_SERVER, "bench/lab/embeddings.py"),
     "fidelity": (*_SERVER, *_SIMULATION, "bench/calibration", "bench/fidelity", "bench/serve"),

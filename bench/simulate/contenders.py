@@ -8,15 +8,13 @@ from typing import Any
 from aegis.core.role import Roles
 from aegis.policies import RECIPES
 from bench.simulate.setting import Setting
-from bench.simulate.tuning import GRIDS, ON_A_SPLIT, Knob, Value
+from bench.simulate.tuning import GRIDS, Knob, Value
 
 OURS = "least-slack"
 UNDIVIDED = f"{OURS}, undivided"
 """On GPUs without lanes."""
 MARKETS = tuple(name for name in RECIPES if name != OURS)
 """All serve several models. Those whose papers serve one take Aegaeon's turns."""
-_BATCHES = {"muxwise": 256}
-"""The most rows of a step, of whom has another default than all others."""
 
 APART = tuple(name for name in MARKETS if RECIPES[name].roles is Roles.FIXED)
 """Those of them that need prefill and decode instances."""
@@ -51,14 +49,6 @@ def ours(name: str = OURS, **changes: Any) -> Contender:
 
 def rivals() -> tuple[Contender, ...]:
     """All of the others, each tuned where it has parameters."""
-    return tuple(Contender(name=name, policy=name, rival="oracle" not in name, knobs=_knobs(name)) for name in MARKETS)
-
-
-def _knobs(name: str) -> tuple[Knob, ...]:
-    """Of those whose papers serve one model: the knobs of the turns that they take."""
-    if not RECIPES[name].one_model:
-        return GRIDS.get(name, ())
     return tuple(
-        replace(knob, default=_BATCHES.get(name, knob.default)) if knob.name == "max_batch" else knob
-        for knob in ON_A_SPLIT
+        Contender(name=name, policy=name, rival="oracle" not in name, knobs=GRIDS.get(name, ())) for name in MARKETS
     )

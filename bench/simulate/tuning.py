@@ -61,6 +61,7 @@ _BATCH = Knob("max_batch", (8, 16, 32, 64, 128, 256), 64)
 _WEIGHTS = Knob("weights_share", (0.5, 0.625, 0.75, 0.875, 0.9375), 0.75)
 _PREEMPTS = Knob("preempts", (0, 1), 1)
 _SLICE = Knob("slice_ms", (12, 25, 50, 100, 200), 50)
+_BUDGET = Knob("budget_tokens", (256, 512, 1024, 2048, 4096), 512)
 
 GRIDS: Mapping[str, tuple[Knob, ...]] = {
     "aegaeon": (_SHARE, _SWITCHING, _GROUP, _Q_MAX, _BATCH),
@@ -73,10 +74,13 @@ GRIDS: Mapping[str, tuple[Knob, ...]] = {
     "dedicated": (_BATCH,),
     "prefill-first": (_SWITCHING, _Q_MAX, _BATCH),
     "decode-first": (_SWITCHING, _Q_MAX, _BATCH),
+    "chunked-prefill": (_SWITCHING, _Q_MAX, _BUDGET, _BATCH),
+    "muxwise": (_SWITCHING, _Q_MAX, replace(_BATCH, default=256)),
 }
-"""What each rival is tuned in, the most important first."""
+"""What each rival is tuned in, the most important first. The papers of the last two serve one model; here they take
+Aegaeon's turns, and are tuned in these, too."""
 
-_DEFAULTS = {knob.name: knob.default for knobs in GRIDS.values() for knob in knobs}
+_DEFAULTS = {knob.name: knob.default for knobs in GRIDS.values() for knob in knobs if knob.default != 256}
 
 ON_A_SPLIT = tuple(knob for knob in GRIDS["aegaeon"] if knob is not _SHARE)
 """Of `aegaeon` where the numbers of instances are given."""
@@ -87,18 +91,19 @@ def climb(
     score: Callable[[Parameters], float],
     *,
     start: Parameters | None = None,
+    enough: float = 1.0,
     most: int = PROBES_MAX,
 ) -> Tuned:
     """From `start`, unless said the defaults: the best of what scans, then one knob after the other upwards as long as
-    the score grows, else downwards; again from the first one until a round changes nothing, all is on time, or `most`
-    were tried. Of equal scores the first one counts."""
+    the score grows, else downwards; again from the first one until a round changes nothing, a score is `enough`, or
+    `most` were tried. Of equal scores the first one counts."""
     best = {knob.name: knob.default for knob in knobs} if start is None else dict(start)
     scores: dict[tuple[Value, ...], float] = {}
 
     def tried(parameters: Parameters) -> float:
         at = tuple(parameters.values())
         if at not in scores:
-            ended = len(scores) >= most or 1.0 in scores.values()
+            ended = len(scores) >= most or max(scores.values(), default=0.0) >= enough
             scores[at] = float("-inf") if ended else score(parameters)
         return scores[at]
 
@@ -160,8 +165,8 @@ def with_parameters(setting: Setting, parameters: Parameters) -> Setting:
             case "prefill_share":
                 prefill = prefill_gpus(value, setting.mixed)
                 changes |= {"prefill": prefill, "decode": setting.mixed - prefill}
-            case "max_batch":
-                changes["max_batch"] = int(value)
+            case "max_batch" | "budget_tokens":
+                changes[name] = int(value)
             case "max_group_size":
                 groups[name] = int(value)
             case "q_max_s":
@@ -182,6 +187,7 @@ def with_parameters(setting: Setting, parameters: Parameters) -> Setting:
 
 
 _WORDS: Mapping[str, Callable[[Value], str]] = {
+    "budget_tokens": lambda value: f"steps of {value:g} tokens",
     "max_batch": lambda value: f"batches of {value:g}",
     "max_group_size": lambda value: f"groups of {value:g}",
     "q_max_s": lambda value: f"Q_MAX {value:g} s",

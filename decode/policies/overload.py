@@ -69,8 +69,8 @@ def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, Bat
     kept = _kept(densest, room)
     steps = spoken_for([batch for batch in batches if batch.batch in kept])
     needs = sum([needs for needs, batch in densest if batch.batch in kept])
-    worth, requests = sum([batch.worth for batch in batches]), sum([len(batch.requests) for batch in batches])
-    late = 1 - worth / requests if requests else 0.0
+    on_time, requests = sum([batch.on_time for batch in batches]), sum([len(batch.requests) for batch in batches])
+    late = 1 - on_time / requests if requests else 0.0
     return min(1.0, max(batches[0].steps_share * needs / steps if steps else 1.0, 1 - _LATE_WEIGHT * late))
 
 

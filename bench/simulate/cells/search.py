@@ -192,9 +192,9 @@ def _climbed(search: Search, tried: _Tried, at: int, start: Parameters) -> Tuned
     gpus = search.setting.mixed if search.aim is Aim.MODELS else at
 
     def score(parameters: Parameters) -> float:
-        return min(tried.reach(tried.probe(at, parameters)), 1.0)
+        return tried.reach(tried.probe(at, parameters))
 
-    return climb(fitted(search.knobs, gpus), score, start=start)
+    return climb(fitted(search.knobs, gpus), score, start=start, enough=1 / GOAL)
 
 
 def _is_beyond(aim: Aim, end: Crossing, missed: int | None) -> bool:

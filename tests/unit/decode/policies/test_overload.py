@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from aegis.core.ids import ModelId, RequestId
-from aegis.core.views import BatchView
+from aegis.core.views import BatchView, worth_of
 from decode.policies.overload import shed_for_ns, shedding
 
 _MS = 1_000_000
@@ -85,10 +85,13 @@ def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
     assert shed(batch(1, step_ms=300), batch(2, step_ms=400)) == {2}, "no step is as short as its TBT"
 
 
-def with_rows(number: int, share: float, *, in_time: int, rows: int = 10, step_ms: int = 25) -> BatchView:
+def with_rows(
+    number: int, share: float, *, in_time: int, rows: int = 10, step_ms: int = 25, priority: int = 0
+) -> BatchView:
     """Of its requests so many are in time; steps of whole batches have had that share of the instance's time."""
     requests = tuple(RequestId(100 * number + row) for row in range(rows))
-    return structs.replace(batch(number, step_ms=step_ms, worth=in_time), requests=requests, steps_share=share)
+    view = batch(number, step_ms=step_ms, worth=in_time * worth_of(priority))
+    return structs.replace(view, requests=requests, on_time=float(in_time), steps_share=share)
 
 
 def test_where_steps_have_less_of_the_time_than_they_need_fewer_are_kept() -> None:
@@ -105,6 +108,13 @@ def test_what_is_lost_counts_no_more_than_four_times_what_is_late() -> None:
     assert shed(*(with_rows(number, 0.5, in_time=100, rows=100) for number in range(3))) == set()
     assert shed(*(with_rows(number, 0.5, in_time=94, rows=100) for number in range(3))) == set()
     assert len(shed(*(with_rows(number, 0.5, in_time=93, rows=100) for number in range(3)))) == 1
+
+
+@pytest.mark.parametrize("priority", [-3, 1, 3])
+def test_what_is_on_time_is_not_late_for_being_worth_less_or_more(priority: int) -> None:
+    assert shed(*(with_rows(number, 0.5, in_time=100, rows=100, priority=priority) for number in range(3))) == set()
+    late = [with_rows(number, 0.5, in_time=50, rows=100) for number in (1, 2)]
+    assert len(shed(with_rows(0, 0.5, in_time=100, rows=100, priority=priority), *late)) == 2
 
 
 def test_who_is_kept_counts_by_the_first_token_that_can_be_on_time() -> None:

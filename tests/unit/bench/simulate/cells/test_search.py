@@ -106,7 +106,7 @@ def test_another_seed_has_the_same_parameters_and_nothing_is_tuned_again() -> No
 
 def test_nobody_loses_by_being_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where knobs are turned, worse ones may look better."""
-    monkeypatch.setattr(search_module, "climb", lambda knobs, score, start: Tuned({"max_batch": 1}, ()))
+    monkeypatch.setattr(search_module, "climb", lambda knobs, score, start, enough: Tuned({"max_batch": 1}, ()))
     plain = search(Aim.MODELS, CROWD).found()
     found = replace(search(Aim.MODELS, CROWD), knobs=(Knob("max_batch", (1, 64), 64),)).found()
     assert found.at == plain.at and found.tuned == Tuned({"max_batch": 64}, ())
