@@ -184,7 +184,7 @@ test-places: $(TOOLS)
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000
 
-# make test has six moves between instances of one machine.
+# make test has three moves between instances of one machine.
 test-moves: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/processes/test_moves.py
 	AEGIS_TEST_LONG=1 AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/live/processes/test_ray.py -k "moves"

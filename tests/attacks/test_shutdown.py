@@ -24,6 +24,7 @@ from tests.attacks.test_grammars import ambiguous
 from tests.attacks.wire import Wire, request
 from tests.live.server import ROOT, WAIT_S, Server, leaves_nothing
 from tests.live.streams import Stream, run_all, until
+from tests.long_forms import first_of
 
 HALF_SENT = 50
 UNREAD = 5
@@ -67,7 +68,7 @@ def hanging_connections(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("proxies", [1, 2])
+@pytest.mark.parametrize("proxies", first_of(1, [2, 1]))
 def test_nobody_who_hangs_keeps_it_from_ending(tmp_path: Path, cache: Path, proxies: int) -> None:
     model = checkpoints.write(tmp_path / "llama", "llama", max_position_embeddings=LASTING_TOKENS + 64)
     options = ["--models", str(model), "--proxies", str(proxies)]
@@ -143,7 +144,7 @@ def ending(
     ("name", "number"),
     [
         ("all of them", signal.SIGTERM),
-        ("texts to tokenize", signal.SIGHUP),
+        pytest.param("texts to tokenize", signal.SIGHUP, marks=pytest.mark.long),
         *(pytest.param(name, signal.SIGTERM, marks=pytest.mark.long) for name in EACH if name != "texts to tokenize"),
     ],
 )
@@ -166,6 +167,7 @@ def test_it_ends_soon_under_attack(ending: Server, name: str, number: signal.Sig
             over.set()
 
 
+@pytest.mark.long
 def test_a_thread_that_keeps_the_interpreter_does_not_keep_it_from_ending(
     tmp_path: Path, cache: Path, checkpoints_dir: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.attacks.harness import under_attack
 from tests.attacks.wire import request
 from tests.live.server import WAIT_S, Server, eventually
+from tests.long_forms import first_of
 
 pytestmark = pytest.mark.alone
 
@@ -27,7 +28,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", first_of(1, list(BODIES)))
 def test_answers_that_nobody_reads_take_little(server: Server, name: str) -> None:
     path, body = BODIES[name]
     address, sent = urlsplit(server.url), request(path, json.dumps(body).encode())

@@ -74,7 +74,7 @@ def served(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
 def test_the_disk_is_full(
-    tmp_path: Path, served: Served, cases: Sequence[Case], moment: float, figures: Figures
+    tmp_path: Path, served: Served, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
     """Nothing is registered any more, and that is said; what is served goes on. It comes first: a damaged image could
     not be made again."""
@@ -87,7 +87,7 @@ def test_the_disk_is_full(
         await asyncio.to_thread(_fill, filling)
         replies.append(await asyncio.to_thread(served.server.post, "/models/load", {"source": str(ninth)}))
 
-    trial = undergo(served.server, cases, moment, strike)
+    trial = undergo(served.server, some_cases, moment, strike)
     trial.verify()
     assert not trial.broken
     figures.add("fill the disk", trial)
@@ -119,12 +119,12 @@ def _damage(cache: Path) -> None:
 
 
 def test_all_change_while_they_are_served(
-    served: Served, cases: Sequence[Case], moment: float, figures: Figures
+    served: Served, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
     async def strike() -> None:
         await asyncio.to_thread(_damage, served.cache)
 
-    trial = undergo(served.server, cases, moment, strike)
+    trial = undergo(served.server, some_cases, moment, strike)
     trial.verify()
     assert not trial.broken
     figures.add("damage all images", trial, detection_s=noticed_s(trial, "weight image is made again"))
@@ -132,11 +132,11 @@ def test_all_change_while_they_are_served(
 
 @pytest.mark.long
 def test_all_have_changed_before(
-    tmp_path: Path, cache: Path, specs: object, checkpoints_dir: Path, cases: Sequence[Case], figures: Figures
+    tmp_path: Path, cache: Path, specs: object, checkpoints_dir: Path, some_cases: Sequence[Case], figures: Figures
 ) -> None:
     own = shutil.copytree(cache, tmp_path / "cache")
     _damage(own)
     with _serving(tmp_path / "server", own, checkpoints_dir) as served:
-        trial = undergo(served.server, cases, 0.0, nothing)
+        trial = undergo(served.server, some_cases, 0.0, nothing)
         trial.verify()
         figures.add("damage all images at rest", trial)

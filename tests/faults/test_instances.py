@@ -82,7 +82,8 @@ def _fork_server(pool: Pool) -> int:
     return pid
 
 
-@pytest.mark.parametrize("with_parent", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("with_parent", [False, True])
 def test_all_are_killed(
     pool: Pool, some_cases: Sequence[Case], moment: float, with_parent: bool, figures: Figures
 ) -> None:

@@ -15,11 +15,11 @@ HOST = ("--host-memory", "24MiB", "--model-cache", "16MiB")
 
 
 def test_there_is_hardly_any(
-    tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str, cases: Sequence[Case], figures: Figures
+    tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str, some_cases: Sequence[Case], figures: Figures
 ) -> None:
     options = ["--models", str(checkpoints_dir), "--device-memory", tight_memory, "--prefill", "1", "--decode", "1"]
     with opened("embedded", tmp_path / "pool", cache, *options, *HOST) as pool:
-        trial = undergo(pool.server, cases, 0.0, nothing)
+        trial = undergo(pool.server, some_cases, 0.0, nothing)
         trial.verify()
         assert not trial.broken
         figures.add("no host memory for KV", trial)

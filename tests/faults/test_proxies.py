@@ -47,6 +47,7 @@ def test_one_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, fi
     _verify(pool, trial, "kill", figures, rf"{LATER} \(pid {pid}\) ended with code")
 
 
+@pytest.mark.long
 def test_one_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     pid = pool.pid_of(LATER)
 

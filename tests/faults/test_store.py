@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 
 import httpx
+import pytest
 
 from tests.faults.figures import Figures, noticed_s
 from tests.faults.pool import Pool
@@ -48,6 +49,7 @@ def test_it_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, fig
     _answers_are_known(pool, trial, kept=False)
 
 
+@pytest.mark.long
 def test_it_stands_still(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     refused: list[httpx.Response] = []
 

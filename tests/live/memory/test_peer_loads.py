@@ -19,7 +19,7 @@ from tests.live.streams import Body, Stream, client_of
 NAMES = ("one", "two", "three")
 PROMPT = [9, 8, 7, 6, 5]
 INSTANCES = ("mixed-0", "mixed-1")
-SHORT, LONG = 4, 2000
+SHORT, LONG = 4, 1000
 LARGE = {
     "vocab_size": 24576,
     "hidden_size": 640,

@@ -15,6 +15,7 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.live.greedy import ROUNDING, behind
 from tests.live.server import SPLIT, Server, launched
 from tests.live.streams import run_all
+from tests.long_forms import first_of
 
 MAX_TOKENS = 24
 COUNT = 16
@@ -43,7 +44,7 @@ def bytes_loaded(server: Server) -> int:
     return server.metrics().total("instance_copied_bytes_total", kind="load")
 
 
-@pytest.mark.parametrize("roles", [("--mixed", "1"), SPLIT], ids=["mixed", "split"])
+@pytest.mark.parametrize("roles", first_of(1, [SPLIT, ("--mixed", "1")]), ids=["split", "mixed"])
 def test_adapters_share_their_base(market: Market, tmp_path: Path, cache: Path, roles: tuple[str, ...]) -> None:
     options = ("--models", str(market.directory), "--dtype", "float32", "--device-memory", "128MiB", *roles)
     with launched(tmp_path, cache, *options) as server:

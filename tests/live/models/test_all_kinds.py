@@ -111,6 +111,7 @@ def tight(market: Market, tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.long
 def test_64_streams_over_all_kinds_of_models_are_what_each_says_alone(
     market: Market, tight: Server, record_property: Callable[[str, object], None]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,6 +26,7 @@ def _served(server: Server) -> set[str]:
     return {model["id"] for model in server.get("/v1/models").json()["data"]}
 
 
+@pytest.mark.long
 def test_models_are_served_as_they_are_made(tmp_path: Path, checkpoints_dir: Path) -> None:
     """All but one are there already, in the place of theirs some checkpoint."""
     checkpoint = sorted(checkpoints_dir.iterdir())[0]

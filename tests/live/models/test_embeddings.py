@@ -18,6 +18,7 @@ import pytest
 
 from tests import checkpoints, embedders
 from tests.live.server import SPLIT, Server, eventually, launched
+from tests.long_forms import first_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -39,7 +40,7 @@ def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS))
+@pytest.fixture(scope="module", params=first_of(1, list(LAYOUTS)))
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path, models_dir: Path
 ) -> Iterator[Server]:

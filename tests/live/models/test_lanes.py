@@ -24,7 +24,7 @@ ROOMY = "96MiB"  # for several of the models at once
 @pytest.fixture(
     params=[
         ("muxwise", 2),
-        ("muxwise", 1),
+        pytest.param(("muxwise", 1), marks=pytest.mark.long),
         pytest.param(("least-slack", 2), marks=pytest.mark.long),
         pytest.param(("least-slack", 1), marks=pytest.mark.long),
     ],

@@ -12,10 +12,10 @@ from tests.live.server import Server, launched
 from tests.live.streams import run_all
 
 STREAMS = 24
-_LONG = [pytest.param(policy, marks=pytest.mark.long) for policy in ("aegaeon", "prefill-first")]
+_LONG = [pytest.param(policy, marks=pytest.mark.long) for policy in ("serverlessllm", "aegaeon", "prefill-first")]
 
 
-@pytest.fixture(params=["least-slack", "serverlessllm", *_LONG])
+@pytest.fixture(params=["least-slack", *_LONG])
 def mixed(
     request: pytest.FixtureRequest, tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> Iterator[Server]:

@@ -101,6 +101,7 @@ def test_lazy_models_come_with_their_first_request_and_leave_a_full_disk(
         server.wait_for_freed_memory()
 
 
+@pytest.mark.long
 def test_a_server_killed_in_the_middle_of_a_fetch_goes_on_from_there(
     tmp_path: Path, web: CheckpointServer, references: dict[str, Reference]
 ) -> None:

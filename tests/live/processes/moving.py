@@ -16,8 +16,8 @@ from tests.long_forms import LONG
 
 MOVED, OTHER = list(MARKET)[:2]
 STREAMS, BESIDE = 16, 4
-MOVES = 20 if LONG else 6
-MAX_TOKENS = 1500
+MOVES = 20 if LONG else 3
+MAX_TOKENS = 1500 if LONG else 500
 BETWEEN = MAX_TOKENS // (2 * MOVES)
 """Tokens from move to move of the stream that is last; others are ahead of it, by hundreds from node to node."""
 GAP_S = 1.0 if LONG else 5.0

@@ -135,6 +135,7 @@ def test_what_cannot_be_done_is_refused(cluster: Cluster, words: tuple[str, ...]
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_an_instance_changes_its_role_while_it_serves(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     options = ["--models", str(checkpoints_dir), "--dtype", "float32", "--prefill", "2", "--decode", "1"]
     with launched(tmp_path, cache, *options, "--debug-memory") as server:

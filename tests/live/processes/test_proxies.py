@@ -158,6 +158,7 @@ def _answered(server: Server, model: str) -> int:
     return server.post("/v1/completions", {"model": model, "prompt": [5, 6], "max_tokens": 2}).status_code
 
 
+@pytest.mark.long
 def test_a_signal_ends_all_proxies_and_tells_every_client(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_cluster_of_its_own_serves_and_ends_with_the_server(
         assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_more_than_the_cluster_has_is_refused_with_what_is_missing(
     cluster: RayCluster, tmp_path: Path, cache: Path, checkpoints_dir: Path
 ) -> None:

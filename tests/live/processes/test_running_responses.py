@@ -13,13 +13,14 @@ import pytest
 
 from tests import checkpoints
 from tests.live.server import Server, eventually, launched
+from tests.long_forms import first_of
 
 MODEL = "endless"
 CONTEXT_TOKENS = 1 << 17
 CANCELLED_S = 1.0
 
 
-@pytest.fixture(scope="module", params=["embedded", "off"])
+@pytest.fixture(scope="module", params=first_of(1, ["embedded", "off"]))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Server]:
     """Its model has no end token, and a context that takes it long to fill."""
     directory = tmp_path_factory.mktemp("responses")

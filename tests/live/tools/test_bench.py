@@ -35,6 +35,7 @@ def _in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEGIS_CACHE", str(cache))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_in")
 def test_fragmentation_under_load(checkpoints_dir: Path) -> None:
     measured = fragmentation(8.0, Load(concurrent=6), sources=read_sources([str(checkpoints_dir)]))

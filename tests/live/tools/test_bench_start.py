@@ -29,6 +29,7 @@ def test_a_start_and_a_recovery_are_measured(tmp_path: Path, options: Sequence[s
     assert msgspec.json.decode(path.read_bytes(), type=start.Result) == result
 
 
+@pytest.mark.long
 def test_gaps_of_both_paces_are_measured(tmp_path: Path, options: Sequence[str]) -> None:
     path, trace = tmp_path / "pace.json", tmp_path / "pace.jsonl"
     result = pace.run(path, streams=2, window_s=4, rounds=1, options=options, trace=trace)

@@ -89,6 +89,7 @@ def test_the_timeline_moves_while_a_load_runs(server: Server, page: Page) -> Non
         page.keyboard.press("End")
 
 
+@pytest.mark.long
 def test_two_models_answer_at_once_in_the_playground(server: Server, page: Page) -> None:
     pair = talkative(server)[:2]
     assert len(pair) == 2
