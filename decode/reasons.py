@@ -13,7 +13,7 @@ from decode.slack import begin_by_ns, change_ns
 
 _PAUSES = {
     True: ("a step", "its streams have had no token for half of their gap"),
-    False: ("a prefill", "its prompt came so early, and is so short, that it need not wait for a longer one"),
+    False: ("a prefill", "its prompt is short: it waits for no longer one, and is not late at the end of the turn"),
 }
 
 
