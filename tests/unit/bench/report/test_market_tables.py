@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.report.market_tables import cells, overload
+from bench.report.market_tables import MISSED, cells, overload
 from bench.simulate.cells.figures import CellFigures, ContenderFigures
 from bench.simulate.cells.search import SearchResult
 from bench.simulate.overload.figures import LoadFigures, Measured, OverloadCell
@@ -42,6 +42,8 @@ def test_what_was_found_in_each_cell_is_one_table(tmp_path: Path) -> None:
     ]
     assert "| `qlm` | 1.1490 **missed**, at least 1.15: not explained |" in lines[6]
     assert lines[-1] == "least-slack: at least the best rival in 2 of 2, 1.42 times it in the median"
+    (tmp_path / "cells.json").write_text(json.dumps(content | {"cells": msgspec.to_builtins(found[1:])}))
+    assert f"1.15 times it in the median; the median **missed** 1.4: {MISSED['cells: median']}" in cells(tmp_path)
 
 
 def test_what_a_rival_is_tuned_to_is_beside_it(tmp_path: Path) -> None:
