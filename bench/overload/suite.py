@@ -46,8 +46,8 @@ _MODELS = 8
 _OUTPUTS = (16, 160)
 _TOKENS_MEAN = sum(_OUTPUTS) / 2
 _FIRST_RPS = 0.5
-_GROWTH = 1.4
-_BEYOND = 2.0  # times what they can do is asked for: the peak has been passed
+_GROWTH = 2.0
+_FALLEN = 0.9  # of the best so far: the peak has been passed
 _WARM_RPS, _WARM_S = 0.5, 8.0
 _TAIL_S = 0.5  # of a load is not watched: then its clients leave
 _REST_S = 2.0
@@ -187,16 +187,20 @@ def _load(url: str, rps: float, seconds: float, setting: Setting) -> Load:
 
 
 def _search(setting: Setting) -> tuple[float, list[Searched]]:
-    """What the instances can do, of loads that grow until they ask for twice that."""
+    """What the instances can do, of loads that grow until fewer tokens are on time, or eight times as many are asked
+    for: under more load batches are larger, and there are more that make many tokens on time."""
     found: list[Searched] = []
     with served(_options(setting, next(iter(CONTENDERS))), remembers=False) as url:
         _warm(url, setting)
         rps, most = _FIRST_RPS, 0.0
-        while rps <= _BEYOND * most or not most:
+        while rps <= max(FACTORS) * most or not most:
             good = asyncio.run(_offer(url, rps, setting.search_s, setting)).good_tokens_per_s
             found.append(Searched(rps, good))
             print(f"{rps:6.3g} requests/s of each model: {good:6.0f} tokens/s on time", flush=True)
-            most = max(most, good / (_MODELS * _TOKENS_MEAN))
+            made = good / (_MODELS * _TOKENS_MEAN)
+            if made < _FALLEN * most:
+                break
+            most = max(most, made)
             rps = round(rps * _GROWTH, 3)
     return round(most, 3), found
 
