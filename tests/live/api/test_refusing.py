@@ -15,7 +15,7 @@ from tests.live.market import MARKET
 from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, client_of
 
-ROUNDS = {False: 3, True: 8}  # by whether it refuses
+ROUNDS = {False: 2, True: 6}  # by whether it refuses
 BEATS = 8
 OUTPUT_TOKENS = 100
 GAP_S = 0.2

@@ -88,6 +88,7 @@ def test_what_peers_carry_is_the_image_while_they_decode(lending: Server, large:
     eventually(lambda: lending.metrics().total("memory_device_pages_lent") == 0, "nothing is lent any more")
 
 
+@pytest.mark.long
 def test_a_peer_that_is_killed_takes_nothing_along(lending: Server, large: dict[str, Path]) -> None:
     """Whoever loads then goes on over its own link."""
     expected = answers(large, SHORT)

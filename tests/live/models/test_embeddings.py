@@ -20,8 +20,6 @@ from tests import checkpoints, embedders
 from tests.live.server import SPLIT, Server, eventually, launched
 from tests.long_forms import first_of
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
-
 TEXTS = ("the cat sat on the mat", "a hat", "rain fell into seas of blue while they ran again over green hills", "then")
 QUERY, DOCUMENTS = "green hills", ("the cat sat on a hat", "rain fell over green hills", "they ran again")
 CLOSE = 1e-4
@@ -52,7 +50,8 @@ def server(
 
 
 def expected(models_dir: Path, name: str, texts: Sequence[str] = TEXTS) -> Any:
-    return sentence_transformers.SentenceTransformer(str(models_dir / name), device="cpu").encode(list(texts))
+    reference = pytest.importorskip("sentence_transformers")
+    return reference.SentenceTransformer(str(models_dir / name), device="cpu").encode(list(texts))
 
 
 def embed(server: Server, model: str, **body: Any) -> Any:
@@ -191,5 +190,5 @@ def _floats(text: str) -> Any:
 
 
 def _scores(models_dir: Path) -> Any:
-    ranker = sentence_transformers.CrossEncoder(str(models_dir / "ranker"), device="cpu")
+    ranker = pytest.importorskip("sentence_transformers").CrossEncoder(str(models_dir / "ranker"), device="cpu")
     return ranker.predict([(QUERY, document) for document in DOCUMENTS])

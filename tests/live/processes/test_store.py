@@ -75,6 +75,7 @@ def test_another_request_under_the_same_id_is_refused(market: Server) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (422, "request_id_reused")
 
 
+@pytest.mark.long
 def test_clients_that_left_get_whole_answers_at_their_retries(market: Server) -> None:
     calm = run_all(market.url, [body | {"seed": 1} for body in _bodies("stays")])
     bodies = [body | {"seed": 1} for body in _bodies("leaves")]

@@ -21,6 +21,7 @@ from bench.lab.proxy.suite import Result, run
 TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=2, idle_pairs=1, idle_asks=5)
 
 
+@pytest.mark.long
 def test_a_tiny_run_measures_every_figure_of_aegis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "proxy.json"
     result = run(path, plan=TINY)

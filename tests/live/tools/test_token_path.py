@@ -82,6 +82,7 @@ def test_tokens_come_while_redis_and_the_broker_stand_still(roomy: Server, servi
     _whole(run_all(roomy.url, _bodies(), stop))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not shutil.which("strace"), reason="no strace; on Debian: apt-get install strace")
 def test_the_trace_finds_who_is_spoken_to(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, monkeypatch: pytest.MonkeyPatch
