@@ -51,7 +51,8 @@ class LeastSlack:
     time s in which nothing ran before turns, is seen: c is at least four times that.
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
-    the time of `calm_switches` changes if that is shorter: spare time goes into earlier first tokens.
+    the time of `calm_switches` changes and `calm_quantum_ns` if that is shorter: spare time goes into earlier first
+    tokens.
 
     A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
     are shed: then one more request on time costs another one that is.
@@ -85,8 +86,9 @@ class LeastSlack:
     gap target ago, and before a token is late that can still be saved. Half, since estimates err and a piece is not all
     that takes time. The step comes earlier if the least piece would end too late for it, or a prompt that is not cut. A
     piece takes at least two steps of its model, or most of the time would go into reading weights, and at most a gap
-    target, or `piece_steps` steps where nobody streams, since a request that arrives during it waits for its end. All
-    such steps take no more than `stream_share` of the time: if they would, each stream has one as often as that allows.
+    target, or `piece_steps` steps, if that is longer, where nobody streams, since a request that arrives during it
+    waits for its end. All such steps take no more than `stream_share` of the time: if they would, each stream has one
+    as often as that allows.
 
     A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if
     its rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.
@@ -113,7 +115,7 @@ class LeastSlack:
     turn_factor: float = 0.6
     calm_share: float = 0.6
     calm_switches: float = 4.0
-    calm_quantum_ns: int = 30_000_000  # the least of these
+    calm_quantum_ns: int = 30_000_000  # besides these
     shed_share: float = 0.1
     stream_share: float = 0.5
     lane_gain: float = 1.05
