@@ -15,11 +15,12 @@ from bench.simulate.setting import Setting, run
 
 _BUSY = (SpanKind.PREFILL, SpanKind.DECODE)
 _EVERY_S = 60
+_WHOLE = 1_000  # the share of a run that has all of a GPU
 
 
 class Utilisation(Struct, frozen=True):
     """The share of the time in which GPUs compute: of the idlest, the busiest, and all of them; and of all in each
-    minute. `attainment`: tokens on time."""
+    minute. A lane counts by its share. `attainment`: tokens on time."""
 
     gpus: int
     lowest: float
@@ -48,15 +49,17 @@ def utilisation(outcome: Outcome) -> Utilisation:
 
 
 def _busy_ns(spans: Iterable[Span], instance: InstanceId) -> int:
-    return sum(span.stop_ns - span.start_ns for span in spans if span.kind in _BUSY and span.instance == instance)
+    own = [span for span in spans if span.kind in _BUSY and span.instance == instance]
+    return sum((span.stop_ns - span.start_ns) * span.share for span in own) // _WHOLE
 
 
 def _by_minute(spans: Sequence[Span], gpus: int, ended_ns: int) -> tuple[float, ...]:
     every_ns = _EVERY_S * NS_PER_S
-    busy = [0] * -(-ended_ns // every_ns)
+    busy = [0] * -(-ended_ns // every_ns)  # times `_WHOLE`
     for span in spans:
         if span.kind in _BUSY:
             for minute in range(span.start_ns // every_ns, min(span.stop_ns // every_ns + 1, len(busy))):
                 begin_ns = minute * every_ns
-                busy[minute] += max(min(span.stop_ns, begin_ns + every_ns) - max(span.start_ns, begin_ns), 0)
-    return tuple(round(ns / every_ns / gpus, 4) for ns in busy)
+                inside_ns = min(span.stop_ns, begin_ns + every_ns) - max(span.start_ns, begin_ns)
+                busy[minute] += max(inside_ns, 0) * span.share
+    return tuple(round(ns / _WHOLE / every_ns / gpus, 4) for ns in busy)

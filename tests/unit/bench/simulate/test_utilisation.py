@@ -20,3 +20,12 @@ def test_runs_count_where_and_when_they_are_and_loads_do_not() -> None:
     found = utilisation(Outcome([], [], spans, {X: {}, Y: {}}, 120 * S, [], []))
     assert (found.gpus, found.lowest, found.highest, found.mean) == (2, 0.1, 0.5, 0.3)
     assert found.by_minute == (0.25, 0.35)
+
+
+def test_a_lane_counts_by_its_share() -> None:
+    spans = [
+        Span(X, SpanKind.DECODE, ModelId("a"), 0, 60 * S, share=300),
+        Span(X, SpanKind.PREFILL, ModelId("b"), 0, 60 * S, lane=1, share=700),
+    ]
+    found = utilisation(Outcome([], [], spans, {X: {}}, 60 * S, [], []))
+    assert found.mean == 1.0 and found.by_minute == (1.0,)
