@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -79,15 +81,21 @@ class Asked:
     times_ns: Sequence[int] = field(default=())
 
 
-async def begun(load: Load) -> Process:
-    """Clients in a process of their own, which have just begun to send."""
+@asynccontextmanager
+async def offering(load: Load) -> AsyncIterator[Process]:
+    """Clients in a process of their own, which have just begun to send, and end with this at the latest."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.overload.load", stdin=PIPE, stdout=PIPE)
     assert process.stdin and process.stdout
-    process.stdin.write(msgspec.json.encode(load))
-    process.stdin.close()
-    if await process.stdout.readline() != _BEGUN:
-        raise UserError(f"the clients of {load.base_url} did not begin; their error is above")
-    return process
+    try:
+        process.stdin.write(msgspec.json.encode(load))
+        process.stdin.close()
+        if await process.stdout.readline() != _BEGUN:
+            raise UserError(f"the clients of {load.base_url} did not begin; their error is above")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def seen(process: Process) -> Saw:
@@ -100,6 +108,7 @@ async def seen(process: Process) -> Saw:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started it
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         saw = runner.run(_offer(load))

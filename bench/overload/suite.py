@@ -23,7 +23,7 @@ from aegis.core.errors import UserError
 from bench.common import machine, result_files
 from bench.common.processes import cpu_s
 from bench.common.served import launched, served
-from bench.overload.load import Load, Saw, begun, seen
+from bench.overload.load import Load, Saw, offering, seen
 from bench.overload.probes import Held, Waits, memory_of, waits, watching
 
 MEMORY = "48MiB"
@@ -219,7 +219,8 @@ def _warm(url: str, setting: Setting) -> None:
 
 
 async def _offer(url: str, rps: float, seconds: float, setting: Setting) -> Saw:
-    saw = await seen(await begun(_load(url, rps, seconds, setting)))
+    async with offering(_load(url, rps, seconds, setting)) as clients:
+        saw = await seen(clients)
     await _quiet(url)
     return saw
 
@@ -228,8 +229,8 @@ async def _watched(setting: Setting, name: str, factor: float, rps: float, url: 
     models = [each["id"] for each in AdminClient(url).models()]
     start, used_s, computed_s = memory_of(root), cpu_s(root), cpu_s(root, _INSTANCE)
     timeout = aiohttp.ClientTimeout(total=_WAIT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        clients = await begun(_load(url, rps, setting.seconds, setting))
+    load = _load(url, rps, setting.seconds, setting)
+    async with aiohttp.ClientSession(timeout=timeout) as session, offering(load) as clients:
         async with watching(session, url, root, models) as watched:
             await asyncio.sleep(setting.seconds - _TAIL_S)
         saw = await seen(clients)
