@@ -27,6 +27,7 @@ OF_TIME = {
     "change_ns",
     "in_time_by_ns",
     "late_ns",
+    "on_time",
     "piece_ns",
     "prefill_ns",
     "prompt_ns",
