@@ -313,7 +313,7 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
-    "live overload: goodput": "four times the requests take a sixth of what instances had of the cores, and for "
+    "live overload: goodput": "four times the requests take a tenth of what instances had of the cores, and for "
     "every 10 prompts that are computed where all of a model's requests are served first, 17 are, each as long as 40 "
     "tokens",
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
