@@ -26,7 +26,7 @@ _TTFT_OVER = 2.0
 
 _PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
 
-_FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes gain a fifth"
+_FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes gain a quarter"
 
 MISSED = {
     "cells: median": _FULL,

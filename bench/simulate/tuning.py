@@ -80,7 +80,8 @@ GRIDS: Mapping[str, tuple[Knob, ...]] = {
 """What each rival is tuned in, the most important first. The papers of the last two serve one model; here they take
 Aegaeon's turns, and are tuned in these, too."""
 
-_DEFAULTS = {knob.name: knob.default for knobs in GRIDS.values() for knob in knobs if knob.default != 256}
+_DEFAULTS = {knob.name: knob.default for name, knobs in GRIDS.items() if name != "muxwise" for knob in knobs}
+"""What is not worth a word: of batches that most have."""
 
 ON_A_SPLIT = tuple(knob for knob in GRIDS["aegaeon"] if knob is not _SHARE)
 """Of `aegaeon` where the numbers of instances are given."""
