@@ -6,8 +6,10 @@ one first, the model moves whose move leaves the more loaded of both devices wit
 after that go where the scheduler says: it has seen where the others went, and finds another instance when that one has
 no room.
 
-Law: (P1) a move leaves both devices with less than the more loaded one had, so that under constant loads there are
-finitely many.
+Requests that lack memory come before (`proxy.policies.room`).
+
+Law: (P1) a move of a model leaves both devices with less than the more loaded one had, so that under constant loads
+there are finitely many.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import NamedTuple
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
+from proxy.policies import room
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 
@@ -54,8 +57,8 @@ class _Device(NamedTuple):
         largest_ppm = self.second_ppm if each.load.loads_ppm == self.first_ppm else self.first_ppm
         return _load_ppm(self.demand.instead(each.demand, NOTHING), largest_ppm)
 
-    def with_ppm(self, each: _Placed) -> int:
-        return _load_ppm(self.demand.instead(NOTHING, each.demand), max(self.first_ppm, each.load.loads_ppm))
+    def with_ppm(self, wanted: Demand) -> int:
+        return _load_ppm(self.demand.instead(NOTHING, wanted), max(self.first_ppm, wanted.loads_ppm))
 
 
 class _Option(NamedTuple):
@@ -77,6 +80,13 @@ class Pressure:
 
     def changes(self, view: PlacementView) -> Sequence[Change]:
         devices = _devices(view)
+
+        def wanted_with(target: InstanceView, wanted: Demand) -> int:
+            return max([devices[number].with_ppm(wanted) for number in target.devices])
+
+        lacking = next(room.moves(view, wanted_with, self.short_ppm), None)
+        if lacking is not None:
+            return [lacking]
         for hot in sorted(devices, key=lambda device: (-devices[device].load_ppm, device)):
             hot_ppm = devices[hot].load_ppm
             if hot_ppm <= self.short_ppm:
@@ -137,7 +147,7 @@ def _options(view: PlacementView, hot: int, devices: Mapping[int, _Device]) -> I
         places = view.models[load.model].places
         for name, target in view.instances.items():
             if name not in there and name not in places:
-                worse_ppm = max([left_ppm, *[devices[number].with_ppm(each) for number in target.devices]])
+                worse_ppm = max([left_ppm, *[devices[number].with_ppm(each.demand) for number in target.devices]])
                 yield _Option(worse_ppm, load.memory_ppm, load.model, each.instance, name)
 
 

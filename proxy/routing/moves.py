@@ -2,13 +2,15 @@
 
 A move: (1) the target brings the model in, while the sources serve as before; (2) once it is there, or has to wait for
 a turn, each request of the model is handed over by its source, which goes on with the others; (3) the target adopts its
-KV, or prefills it anew where that takes less time. Each request is on one side or the other at any moment.
+KV, or prefills it anew where that takes less time. Each request is on one side or the other at any moment. Where only
+a part moves, those go that came last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware, Latency
@@ -16,6 +18,8 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import ModelSpec
 from aegis.core.views import DecodeView
 from proxy.routing.events import ModelMoved, MoveModel
+
+_PPM: Final = 1_000_000
 
 
 class Places:
@@ -44,11 +48,20 @@ class Places:
         )
 
 
+class Placed(NamedTuple):
+    """A request where it is, with so many tokens."""
+
+    request: RequestId
+    instance: InstanceId
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Move:
     target: InstanceId
     source: InstanceId | None
     places: tuple[InstanceId, ...]
+    share_ppm: int
     asked: set[RequestId] | None = None  # who are to be handed over and have not been; None: the target brings it in
     moved: int = 0
     replayed: int = 0
@@ -71,7 +84,7 @@ class Moves:
     def begin(self, event: MoveModel) -> list[ModelMoved]:
         """Ends the one under way, if there is one: who was asked for it goes on where requests of the model go then."""
         before = self._moves.get(event.model)
-        self._moves[event.model] = _Move(event.target, event.source, event.places or (event.target,))
+        self._moves[event.model] = _Move(event.target, event.source, event.places or (event.target,), event.share_ppm)
         return [before.report(event.model, "another move took its place")] if before else []
 
     def brought_in(self, model: ModelId, target: InstanceId) -> tuple[InstanceId, ...]:
@@ -84,8 +97,17 @@ class Moves:
         move = self._moves[model]
         return instance != move.target and move.source in (None, instance)
 
-    def ask(self, model: ModelId, requests: Iterable[RequestId]) -> None:
-        self._moves[model].asked = set(requests)
+    def ask(self, model: ModelId, placed: Sequence[Placed]) -> Sequence[Placed]:
+        """Who is to be handed over, of those that may be; the last to have come is the last of them."""
+        move, asked, tokens = self._moves[model], list[Placed](), 0
+        most = sum([each.tokens for each in placed]) * move.share_ppm
+        for each in reversed(placed):
+            if tokens * _PPM >= most:
+                break
+            asked.append(each)
+            tokens += each.tokens
+        move.asked = {each.request for each in asked}
+        return asked[::-1]
 
     def handed(self, model: ModelId, request: RequestId, kv_tokens: int | None) -> InstanceId | None:
         """It has left its source, if not None with its KV of so many tokens. Where it goes; None: the move is over."""

@@ -133,7 +133,7 @@ class Placement:
             return [*effects, self._settle(moving)]
         self._moving = moving.model
         self._settle(moving)
-        return [*effects, MoveModel(moving.model, moving.places[0], moving.source, moving.places)]
+        return [*effects, MoveModel(moving.model, moving.places[0], moving.source, moving.places, moving.share_ppm)]
 
     def _settle(self, change: Change) -> PlacesSet:
         self._places[change.model], self.because = change.places, change.because
@@ -146,7 +146,7 @@ class Placement:
         for name, instance in view.instances.items():
             if change.source in (None, name) and name != change.places[0]:
                 tokens += sum([load.tokens for load in instance.loads if load.model == change.model])
-        nbytes = model.weight_bytes + 2 * tokens * model.token_bytes
+        nbytes = model.weight_bytes + 2 * tokens * change.share_ppm // _PPM * model.token_bytes
         costs_ns = nbytes * NS_PER_S / self._hardware.copy_bytes_per_s
         return change.gain_ppm * self._rules.window_ns / _PPM > costs_ns
 

@@ -13,8 +13,9 @@ from aegis.core.ids import InstanceId, ModelId
 
 
 class PlacedLoad(NamedTuple):
-    """The requests of a model on an instance, their tokens, and what they want of the instance: a part of its time for
-    a step every TBT, of its time if weights are loaded every TTFT, and of its memory, in millionths."""
+    """The requests of a model on an instance, their tokens if each has made one every TBT, and what they want of the
+    instance: a part of its time for a step every TBT, of its time if weights are loaded every TTFT, and of its memory,
+    in millionths. Those that were made sooner are `ahead_tokens` besides. `largest_tokens`: of one request, at most."""
 
     model: ModelId
     requests: int
@@ -22,6 +23,8 @@ class PlacedLoad(NamedTuple):
     steps_ppm: int
     loads_ppm: int
     memory_ppm: int
+    ahead_tokens: int = 0
+    largest_tokens: int = 0
 
 
 class InstanceView(Struct, frozen=True):
@@ -54,9 +57,10 @@ class PlacementView(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True):
-    """From now on requests of the model go to `places`; those at `source`, or anywhere but there, go on at the first.
-    Where they stay, `moves` is false. `gain_ppm`: what the most loaded of the devices concerned is relieved of, in
-    millionths of its time; None: the policy has weighed the costs."""
+    """From now on requests of the model go to `places`; those at `source`, or anywhere but there, go on at the first,
+    or the last to have come of them, with `share_ppm` of their tokens. Where they stay, `moves` is false. `gain_ppm`:
+    what the most loaded of the devices concerned is relieved of, in millionths of its time; None: the policy has
+    weighed the costs."""
 
     model: ModelId
     places: tuple[InstanceId, ...]
@@ -64,6 +68,7 @@ class Change(Struct, frozen=True):
     because: str
     source: InstanceId | None = None
     gain_ppm: int | None = None
+    share_ppm: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

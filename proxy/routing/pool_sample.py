@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
 
 from aegis.core.estimators import Latency
-from aegis.core.ids import InstanceId, ModelId
+from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import ModelSpec
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.placement_views import PlacedLoad
+from proxy.routing.sessions import Session
 
 _MILLION = 1_000_000
 
@@ -69,6 +71,18 @@ def _sample(spec: ModelSpec, latency: Latency, requests: int, prompt_tokens: int
     )
 
 
-def loads_of(lists: DecodeLists) -> dict[InstanceId, tuple[PlacedLoad, ...]]:
+def loads_of(lists: DecodeLists, sessions: Mapping[RequestId, Session]) -> dict[InstanceId, tuple[PlacedLoad, ...]]:
     """What requests want of each instance that decodes."""
-    return {instance: lists.placed_loads(instance) for instance in lists.instances()}
+    ahead, largest = Counter[tuple[InstanceId, ModelId]](), dict[tuple[InstanceId, ModelId], int]()
+    for request, session in sessions.items():
+        if session.decode is not None:
+            there, placed = (session.decode, session.job.model), lists.placed_tokens(session.decode, request)
+            tokens = max(len(session.job.prompt) + len(session.sent), placed)
+            ahead[there] += tokens - placed
+            largest[there] = max(largest.get(there, 0), tokens)
+
+    def seen(instance: InstanceId, load: PlacedLoad) -> PlacedLoad:
+        there = instance, load.model
+        return load._replace(ahead_tokens=ahead[there], largest_tokens=largest.get(there, 0))
+
+    return {name: tuple([seen(name, load) for load in lists.placed_loads(name)]) for name in lists.instances()}

@@ -72,7 +72,7 @@ from proxy.routing.events import (
     To,
 )
 from proxy.routing.first_tokens import FirstTokens
-from proxy.routing.moves import Moves, Places, kv_is_cheaper
+from proxy.routing.moves import Moves, Placed, Places, kv_is_cheaper
 from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.pool_sample import Arrivals, ModelSample, loads_of, model_samples
 from proxy.routing.prefill_queues import PrefillQueues
@@ -196,7 +196,7 @@ class Router:
 
     def sample(self) -> tuple[tuple[ModelSample, ...], dict[InstanceId, tuple[PlacedLoad, ...]]]:
         """Models that serve, as this proxy knows them, and what all requests want of the instances that decode."""
-        return model_samples(self._specs, self._latency, self._arrivals), loads_of(self._decodes)
+        return model_samples(self._specs, self._latency, self._arrivals), loads_of(self._decodes, self._sessions)
 
     def waiting_before(self, request: RequestId) -> int | None:
         """The number of this proxy's earlier requests that wait at the same place for their first token; None if the
@@ -421,15 +421,15 @@ class Router:
         if not places:
             return
         self._places.set(model, places)
-        spec, latency, asked = self._specs[model], self._latency[model], list[RequestId]()
-        for request, session in self._sessions.items():
-            at = session.decode
-            if session.job.model != model or at is None or not self._moves.leaves(model, at):
-                continue
-            cheaper = kv_is_cheaper(spec, latency, self._hardware, self._decodes.placed_tokens(at, request))
-            self._out.append(To(at, HandOver(request, session.job.attempt, with_kv=cheaper)))
-            asked.append(request)
-        self._moves.ask(model, asked)
+        spec, latency = self._specs[model], self._latency[model]
+        placed = [
+            Placed(request, session.decode, self._decodes.placed_tokens(session.decode, request))
+            for request, session in self._sessions.items()
+            if session.job.model == model and session.decode and self._moves.leaves(model, session.decode)
+        ]
+        for request, at, tokens in self._moves.ask(model, placed):
+            cheaper = kv_is_cheaper(spec, latency, self._hardware, tokens)
+            self._out.append(To(at, HandOver(request, self._sessions[request].job.attempt, with_kv=cheaper)))
 
     def _handed_over(self, source: InstanceId, message: HandedOver) -> None:
         """The request goes on from its KV, or is prefilled anew. One that has ended meanwhile, or was replayed, leaves

@@ -14,8 +14,10 @@ PPM = 1_000_000
 POLICY = Pressure()
 
 
-def load(model: str, steps_ppm: int, *, loads_ppm: int = 0, memory_ppm: int = 0) -> PlacedLoad:
-    return PlacedLoad(ModelId(model), 1, 100, steps_ppm, loads_ppm, memory_ppm)
+def load(
+    model: str, steps_ppm: int, *, loads_ppm: int = 0, memory_ppm: int = 0, requests: int = 1, tokens: int = 100
+) -> PlacedLoad:
+    return PlacedLoad(ModelId(model), requests, tokens, steps_ppm, loads_ppm, memory_ppm)
 
 
 def instance(number: int, *loads: PlacedLoad, devices: tuple[int, ...] = ()) -> InstanceView:
@@ -107,6 +109,77 @@ def test_one_of_several_places_moves_alone() -> None:
 
 def test_a_single_device_has_nowhere_to_go() -> None:
     assert changes(instance(0, load("a", 900_000), load("b", 900_000))) == []
+
+
+def grown(requests: int, *, tokens: int = 100, steps_ppm: int = 100_000, largest: int = 0) -> PlacedLoad:
+    """Weights take 10 of 100 bytes of memory, KV a byte for each token."""
+    memory_ppm, largest = (10 + tokens) * PPM // 100, largest or tokens // requests
+    return load("a", steps_ppm, memory_ppm=memory_ppm, requests=requests, tokens=tokens)._replace(
+        largest_tokens=largest
+    )
+
+
+def test_requests_that_lack_room_go_where_there_is_some() -> None:
+    (change,) = changes(instance(0, grown(5)), instance(1, load("b", 300_000)), instance(2))
+    assert (change.model, change.source, change.places, change.moves) == ("a", "mixed-0", ("mixed-2", "mixed-0"), True)
+    assert change.share_ppm == 100_000 and change.gain_ppm is None, "10 of its 100 tokens"
+    assert "lacks 10 % of the memory" in change.because
+
+
+def test_tokens_that_were_made_ahead_of_the_clock_lack_room_too() -> None:
+    source = instance(0, grown(4, tokens=80, largest=30)._replace(ahead_tokens=40))
+    (change,) = changes(source, instance(1))
+    assert change.share_ppm == 250_000, "30 of 120 tokens"
+    assert changes(source, instance(1, grown(2, tokens=10)._replace(ahead_tokens=20))) != []
+    assert changes(source, instance(1, grown(2, tokens=10)._replace(ahead_tokens=21))) == []
+
+
+def test_that_comes_before_moves_for_time() -> None:
+    hot = instance(1, load("b", 500_000), load("c", 400_000))
+    assert [change.model for change in changes(instance(0, grown(5)), hot, instance(2))] == ["a"]
+
+
+def test_a_request_that_is_alone_would_lack_room_anywhere() -> None:
+    assert changes(instance(0, grown(1)), instance(1)) == []
+
+
+def test_they_stay_where_nobody_has_room_and_time() -> None:
+    source = instance(0, grown(5))
+    assert changes(source, instance(1, load("b", 750_000))) == [], "with its steps there would be too little time"
+    assert changes(source, instance(1, load("b", 650_000))) != []
+    assert changes(source, instance(1, devices=(0,))) == [], "it is the same device"
+    assert changes(instance(0, grown(2, tokens=190)), instance(1)) == [], "a whole request of 95 does not fit beside 10"
+
+
+def test_where_the_model_is_its_weights_need_no_room() -> None:
+    def to(tokens: int) -> list[Change]:
+        return changes(instance(0, grown(5)), instance(1, grown(1, tokens=tokens, steps_ppm=780_000)))
+
+    (change,) = to(60)
+    assert change.places == ("mixed-1", "mixed-0"), "and of its steps a tenth is added"
+    assert to(61) == [], "10 lack room, and of whole ones up to 20 more may go"
+
+
+@given(st.lists(st.lists(st.integers(1, 60), max_size=12), min_size=2, max_size=5))
+def test_moves_of_what_lacks_room_come_to_an_end(pool: list[list[int]]) -> None:
+    """P2, of one model, for the tokens that each of its requests has on each instance."""
+    at = [list(requests) for requests in pool]
+
+    def on(device: int) -> list[PlacedLoad]:
+        requests = at[device]
+        return [grown(len(requests), tokens=sum(requests), largest=max(requests))] if requests else []
+
+    for _ in range(100):
+        wanted = changes(*[instance(device, *on(device)) for device in range(len(at))])
+        if not wanted:
+            return
+        source, target = int(wanted[0].source[-1]), int(wanted[0].places[0][-1])  # type: ignore[index]
+        tokens, moved = sum(at[source]), 0
+        while moved * PPM < tokens * wanted[0].share_ppm:
+            moved += at[source][-1]
+            at[target].append(at[source].pop())
+        assert sum(at[source]) <= 90 and sum(at[target]) <= 90, "all have room"
+    raise AssertionError("it goes on for ever")
 
 
 WANTS = st.tuples(st.integers(0, 900_000), st.sampled_from([0, 30_000, 900_000]), st.sampled_from([0, 300_000]))

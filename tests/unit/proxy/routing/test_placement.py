@@ -63,6 +63,14 @@ def test_what_is_wanted_is_done() -> None:
     assert Pool(Change(A, (ONE, TWO), moves=False, because="so")).look() == [PlacesSet(A, (ONE, TWO))]
 
 
+def test_a_part_of_a_model_moves_and_costs_its_part() -> None:
+    part = replace(MOVE, places=(TWO, ONE), share_ppm=400_000)
+    assert Pool(part).look() == [MoveModel(A, TWO, ONE, (TWO, ONE), 400_000)]
+    costs_ppm = 1_000_000 * (1000 + 2 * 20 * 10) // 1000 // 60  # 20 of its tokens, by a link of 1 000 bytes/s
+    assert Pool(replace(part, gain_ppm=costs_ppm)).look() == []
+    assert len(Pool(replace(part, gain_ppm=costs_ppm + 1)).look()) == 1
+
+
 def test_a_change_is_made_when_it_was_wanted_for_long_without_a_break() -> None:
     pool = Pool(MOVE, held_ns=3 * NS_PER_S)
     assert pool.look(3) == []

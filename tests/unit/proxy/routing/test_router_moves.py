@@ -132,6 +132,24 @@ def test_only_requests_of_one_source_leave_where_one_is_named() -> None:
     assert not proxy.sent(HandOver) and moved(proxy) == [ModelMoved(MODEL, M1, 0, 0)]
 
 
+def test_placement_sees_tokens_that_were_made_ahead_of_the_clock() -> None:
+    _, loads = decoding(M0, M1, tokens=9).core.sample()
+    (load,) = loads[M0]
+    assert (load.tokens, load.ahead_tokens, load.largest_tokens) == (4, 9, 13)
+
+
+@pytest.mark.parametrize(("share_ppm", "leave"), [(1, 1), (250_000, 1), (250_001, 2), (750_001, 4), (1_000_000, 4)])
+def test_of_a_part_the_last_to_have_come_leave(share_ppm: int, leave: int) -> None:
+    """As few whole ones as have that share of the tokens."""
+    proxy = Proxy(M0, M1)
+    for number in range(1, 5):
+        proxy.arrive(number)
+    proxy.tell(MoveModel(MODEL, M1, M0, (M1, M0), share_ppm))
+    proxy.heard(M1, BroughtIn(MODEL, there=True))
+    asked = [order.request for to, order in proxy.sent(HandOver) if to == M0]
+    assert asked == [RequestId(number) for number in range(5 - leave, 5)]
+
+
 @pytest.mark.parametrize("with_kv", [True, False])
 def test_it_goes_to_the_target_though_another_of_the_places_has_less_to_do(with_kv: bool) -> None:
     proxy = decoding(M0, M1, M2)
