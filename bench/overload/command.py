@@ -19,6 +19,7 @@ def overload(
             help="Requests of each model a second at 1 ×. [default: all it can do]",
         ),
     ] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", min=1, help="Of all runs; medians count.")] = 3,
     only: Annotated[list[str] | None, typer.Option(metavar="NAME", help="This policy; repeatable.")] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="A few seconds, to see that it works.")] = False,
     launch: Annotated[
@@ -45,6 +46,7 @@ def overload(
             lead_s=1 if tiny else 5,
             seed=seed,
             rps=rps,
+            rounds=1 if tiny else rounds,
             contenders=only or list(CONTENDERS),
             factors=(1.0, 4.0) if tiny else FACTORS,
             launch=launch or (),

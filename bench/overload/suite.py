@@ -1,7 +1,9 @@
 """`aegis bench overload`: the demo market under half to eight times what its instances can do, under each policy.
 
 What they can do is searched for first, with the first policy: the most tokens that come on time in a second, at any
-load. 1 × is the load that asks for as many. Each policy then gets the same requests at the same multiples of it.
+load. 1 × is the load that asks for as many. Then each policy has a server, and gets the same requests at the same
+multiples of it: one server after the other at each of them, while the others idle, so that a machine that is slower for
+a while is so for all. That is done in several rounds.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,12 +74,15 @@ class Setting:
     contenders: Sequence[str]
     factors: Sequence[float]
     launch: Sequence[str]
+    rounds: int = 1
 
 
 class Run(Struct, frozen=True, kw_only=True):
     """A policy under so many times the load. Memory is that of all processes of the server: before, the most of
     either kind meanwhile, and two seconds after it. `server_cpu` is the cores that they took, `instance_cpu` those that
-    its instances did: beside them, proxies and clients want their part of the machine. `missed` are bars, and how."""
+    its instances did: beside them, proxies and clients want their part of the machine. `missed` are bars, and how. Of
+    several rounds it is the one with the median of tokens on time, of which `good_of_rounds` has all, with the most
+    memory and the longest answers of any."""
 
     contender: str
     factor: float
@@ -91,6 +97,7 @@ class Run(Struct, frozen=True, kw_only=True):
     server_cpu: float
     instance_cpu: float
     missed: dict[str, str] = {}
+    good_of_rounds: list[float] = []
 
 
 class Searched(Struct, frozen=True):
@@ -115,7 +122,7 @@ def run(setting: Setting, file: Path | None) -> Result:
     if unknown:
         raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(CONTENDERS)}")
     rps, searched = (setting.rps, []) if setting.rps else _search(setting)
-    runs = judged([each for name in setting.contenders for each in _serve(setting, name, rps)])
+    runs = judged(_rounds(setting, rps))
     result = Result(
         machine=machine.describe(),
         seconds=setting.seconds,
@@ -205,13 +212,44 @@ def _search(setting: Setting) -> tuple[float, list[Searched]]:
     return round(most, 3), found
 
 
-def _serve(setting: Setting, name: str, rps: float) -> Iterator[Run]:
-    with launched(_options(setting, name), remembers=False) as server:
-        _warm(server.url, setting)
-        for factor in setting.factors:
-            done = asyncio.run(_watched(setting, name, factor, rps * factor, server.url, server.launcher))
-            print(_line(done), flush=True)
-            yield done
+def _rounds(setting: Setting, rps: float) -> list[Run]:
+    """Of each policy at each multiple."""
+    found: dict[tuple[str, float], list[Run]] = {
+        (name, factor): [] for name in setting.contenders for factor in setting.factors
+    }
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(launched(_options(setting, name), remembers=False)) for name in setting.contenders
+        }
+        for server in servers.values():
+            _warm(server.url, setting)
+        for _ in range(setting.rounds):
+            for factor in setting.factors:
+                for name, server in servers.items():
+                    done = asyncio.run(_watched(setting, name, factor, rps * factor, server.url, server.launcher))
+                    print(_line(done), flush=True)
+                    found[name, factor].append(done)
+    return [of_rounds(rounds) for rounds in found.values()]
+
+
+def of_rounds(rounds: Sequence[Run]) -> Run:
+    """The median of an odd number of rounds; of an even one, that below it."""
+    good = [each.saw.good_tokens_per_s for each in rounds]
+    typical = sorted(rounds, key=lambda each: each.saw.good_tokens_per_s)[(len(rounds) - 1) // 2]
+    return structs.replace(
+        typical,
+        health=_longest([each.health for each in rounds]),
+        metrics=_longest([each.metrics for each in rounds]),
+        cancels=_longest([each.cancels for each in rounds]),
+        start=rounds[0].start,
+        peak=Held(max([each.peak.own for each in rounds]), max([each.peak.shared for each in rounds])),
+        after=rounds[-1].after,
+        good_of_rounds=good,
+    )
+
+
+def _longest(found: Sequence[Waits]) -> Waits:
+    return max(found, key=lambda each: each.longest_ms)
 
 
 def _warm(url: str, setting: Setting) -> None:

@@ -12,7 +12,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ModelId
 from bench.overload.load import Asked, Load, Saw, summary
 from bench.overload.probes import Held, Waits, memory_of, waits
-from bench.overload.suite import Run, held, judged
+from bench.overload.suite import Run, held, judged, of_rounds
 from bench.serve.answer import Answer
 from bench.serve.plan import Planned
 
@@ -113,6 +113,18 @@ def test_each_bar_that_is_missed_is_said(case: Case) -> None:
     assert not any(each.missed for each in judged([*slow, run("least-slack", 4, 91)]))
     *others, most = judged([*slow, run("least-slack", 4, case.good, **case.changes)])
     assert list(most.missed) == [case.bar] and not any(each.missed for each in others)
+
+
+def test_of_rounds_the_median_counts_with_the_worst_of_any() -> None:
+    rounds = [
+        run("least-slack", 4, 70, after=Held(7, 7)),
+        run("least-slack", 4, 90, start=Held(130, 10), peak=Held(150, 20), health=SLOW),
+        run("least-slack", 4, 80, start=Held(140, 10), peak=Held(140, 120), after=Held(9, 9)),
+    ]
+    found = of_rounds(rounds)
+    assert (found.saw.good_tokens_per_s, found.good_of_rounds) == (80, [70, 90, 80])
+    assert (found.start, found.peak, found.after) == (Held(100, 10), Held(150, 120), Held(9, 9))
+    assert (found.health, found.metrics) == (SLOW, QUICK)
 
 
 def test_waits_are_those_that_were_seen() -> None:
