@@ -5,16 +5,16 @@ stays on the device while there is room and moves to host slabs when there is no
 turn's model is brought in. Inside a turn batching is continuous: finished requests leave, new ones of the running
 model join.
 
-A turn: (1) the model's weights and the KV of its sequences are brought in side by side, unless they are there; (2) a
-step runs as soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the batch is
-empty or the quota is used, where the policy sets one.
+A turn: (1) weights and the KV of its sequences are brought in side by side, unless they are there; (2) a step runs as
+soon as the weights and the KV of one sequence are there (rule 1); (3) steps follow until the batch is empty or the
+quota is used, where the policy sets one.
 
 A sequence that was adopted has KV to go on from. One that was submitted joins a batch in the same way, and is prefilled
 in one of its turns, before the batch's next decode step; its KV is on the device then and stays. Where a turn says
 until when nobody needs a step, longer prefills are cut into chunks: between two of them the batch has a step, or
 another one its turn, and what is there of the sequence's KV may be put away and brought back like any other.
-docs/pieces.md explains these pieces of prompts, and the pauses of a turn in which another batch has one run.
-A device that is divided has a second lane beside that of the turn (`decode.second_lane`).
+docs/pieces.md explains these pieces, and the pauses of a turn in which another batch has one run. A device that is
+divided has a second lane beside that of the turn (`decode.second_lane`).
 """
 
 from __future__ import annotations
@@ -72,16 +72,15 @@ from decode.phases import Phases
 from decode.prefill_chunks import prompt_rank_ns
 from decode.prompt_rows import PromptRows, is_alone, with_a_block
 from decode.reasons import TurnReasons
+from decode.rotation import Rotation
 from decode.second_lane import NO_LANES, LaneOffers, SecondLane
-from decode.sequences import DEVICE, Counters, Room, Sequence, Where, adopted, submitted
+from decode.sequences import DEVICE, Counters, Room, Sequence, Stepping, Where, adopted, submitted
 from decode.step_times import ChangeTimes, StepTimes
 from decode.turn_runs import turn_run
 from decode.worklist import Batch, RunningTurn, WorkList
 from memory.effect_list import EffectList
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
-
-Stepping = tuple[Sequence, ...]
 
 
 class DecodeCore:
@@ -127,6 +126,7 @@ class DecodeCore:
             instance, machine, ledger, self._kv, self._work, self._eviction, self._phases, send, self._leave
         )
         self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
+        self._rotation = Rotation(ledger, self._kv, self._phases, policy.rules, hardware, self._eviction_reasons)
         self._second = SecondLane(lanes, policy, self._views, self._eviction, self.counters, self._prompt_rows)
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]:
@@ -186,7 +186,8 @@ class DecodeCore:
         if divide:
             self._effects.append(divide)
         if begun:
-            self._effects.append(turn_run(self._work, self._prompts, owes=self.ledger.balloon.owes))
+            until_ns, owes = self._rotation.next_ns(self._work.turn, now_ns), self.ledger.balloon.owes
+            self._effects.append(turn_run(self._work, self._prompts, until_ns, owes=owes))
             self._work.under_way = True
         elif self._work.stepping and self._stale(now_ns):
             self._effects.append(EndRun())
@@ -434,10 +435,10 @@ class DecodeCore:
 
     def _find_step(self, now_ns: int) -> bool:
         """Goes on with the turn, or from turn to turn, until a step can begin or something has to be waited for."""
-        again = True
-        while again and not self._work.stepping:
+        while not self._work.stepping:
             turn = self._turn_now(now_ns)
-            again = turn is not None and self._try(turn, now_ns)
+            if turn is None or not self._try(turn, now_ns):
+                break
         return bool(self._work.stepping)
 
     def _turn_now(self, now_ns: int) -> RunningTurn | None:
@@ -483,6 +484,8 @@ class DecodeCore:
             if not self._eviction.load(model):
                 return self._stuck(turn)
             turn.switching.loading_ns = now_ns
+        if self._rotation.waits(turn, now_ns):
+            return False
         ready = [s for s in self._there(turn.batch) if self._eviction.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
         self._eviction.bring_in(turn.batch, decodes=turn.decodes)
@@ -552,7 +555,7 @@ class DecodeCore:
         self._begin_step(turn, tuple(ready), now_ns)
         self._phases.run(ready)
 
-    def _begin_step(self, turn: RunningTurn, stepping: tuple[Sequence, ...], now_ns: int) -> None:
+    def _begin_step(self, turn: RunningTurn, stepping: Stepping, now_ns: int) -> None:
         if turn.started_ns is None:
             turn.started_ns = now_ns
         self._work.begins(turn, now_ns)
@@ -584,8 +587,6 @@ class DecodeCore:
         if self._work.outdated(now_ns) or (self._second.divided and not self._work.beside):
             return True  # or to have the whole device again
         return tuple(there) != self._work.stepping or self.ledger.balloon.owes
-
-    # --- models -------------------------------------------------------------------------------------------------------
 
     def _drop_models(self) -> None:
         self._kv.give_up_offers()

@@ -58,6 +58,15 @@ class EvictionReasons:
         why = Why("it is the youngest there, and nothing of others is left to move")
         return self._decision(model, (sequence,), what, why)
 
+    def rotated(self, last: Request, first: Request) -> Decision:
+        """Its KV is on its way to host memory for that of another one of its batch."""
+        job, model = last.job, last.job.model
+        what = f"KV of {request_of(job.request, model, job.priority)} moves to host memory for another of its batch"
+        why = Why(
+            f"it is furthest ahead of its deadlines, and {request_of(first.job.request, model)} is about to be late"
+        )
+        return self._decision(model, (last,), what, why)
+
     def gave_up(self, sequence: Request, because: str) -> Decision:
         """It is to be placed and prefilled again."""
         job = sequence.job

@@ -117,6 +117,10 @@ class Sequence:
         return ahead if ahead < self.most_blocks else self.most_blocks
 
 
+Stepping = tuple[Sequence, ...]
+"""The sequences of a run."""
+
+
 def submitted(job: Job, spec: ModelSpec) -> Sequence:
     """One that is to be prefilled here."""
     sequence = Sequence(job, len(job.sent), -1, job.prefill_tokens, spec, None, Where.NOWHERE, prefix=job.kept)

@@ -23,6 +23,7 @@ _RULES = TurnRules(
     chunk_tokens=16,
     merges=True,
     defers_refused=True,
+    rotates=True,
     overtakes_beside=True,
 )
 _PPM = 1_000_000

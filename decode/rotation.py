@@ -1,0 +1,112 @@
+"""Rows of a batch that the device does not hold: they take turns at its memory.
+
+A batch that fits when its sequences come outgrows the device as they grow, and the last ones of it would wait until
+others have ended, while those run ahead of their deadlines. Instead, who is furthest ahead leaves for who is about to
+be late. Copies take time, so that who leaves has to be ahead of the other one by ten times what they take. Who is late
+waits for room: where there is too little for all, some are on time, and not all are late.
+
+Laws: (1) whoever leaves has more slack than who comes for it, and none is late; (2) no more leave than who comes needs
+the room of.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aegis.core.clock import NS_PER_S
+from aegis.core.estimators import Hardware
+from aegis.core.model import Slo
+from aegis.core.views import TurnRules
+from decode.eviction_reasons import EvictionReasons
+from decode.kv_swap import KvSwap
+from decode.phases import Phases
+from decode.sequences import DEVICE, HOST, NOWHERE, Sequence
+from decode.worklist import Batch, RunningTurn
+from memory.ledger import Ledger
+
+_COPIES: Final = 10
+"""By so many times of their copies one has to be ahead of the other."""
+
+
+class Rotation:
+    """Of one instance, whose link is that of the `hardware`. It does nothing unless the rules say so."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        kv: KvSwap,
+        phases: Phases,
+        rules: TurnRules,
+        hardware: Hardware,
+        reasons: EvictionReasons | None,
+    ) -> None:
+        self._ledger = ledger
+        self._kv = kv
+        self._phases = phases
+        self._rotates = rules.rotates
+        self._bytes_per_s = hardware.copy_bytes_per_s
+        self._reasons = reasons
+
+    def waits(self, turn: RunningTurn, now_ns: int) -> bool:
+        """Between two runs of the turn: who leaves comes last among the batch's sequences, and who is to come is first,
+        for in that order they are brought in. Where something leaves already, its room is waited for. Whether no run
+        may begin, because the host has to give slabs first and it would be in the way of who leaves."""
+        batch, left = turn.batch, list[Sequence]()
+        if self._ledger.device.moving or not (turn.decodes and self._lacks_room(batch)):
+            return False
+        slo = self._ledger.specs[batch.model].slo
+
+        def due_ns(each: Sequence) -> int:
+            return slo.due_ns(each.job.arrival_ns, each.generated)
+
+        waiting = [each for each in batch.sequences if _waits(each) and due_ns(each) >= now_ns]
+        ahead = sorted([each for each in batch.sequences if _may_leave(each)], key=due_ns)
+        coming = list[Sequence]()
+        for first in sorted(waiting, key=due_ns):
+            leaving, needed = list[Sequence](), first.blocks_now() - first.held
+            while needed > 0 and ahead and self._gives_way(ahead[-1], first, slo, now_ns):
+                needed -= ahead[-1].held
+                leaving.append(ahead.pop())
+            if needed > 0:
+                break
+            left += [last for last in leaving if self._put_away(last, first)]
+            coming.append(first)
+            if self._kv.waiting:
+                break
+        if coming:
+            stay = [each for each in batch.sequences if each not in coming and each not in left]
+            batch.sequences[:] = coming + stay + left
+            self._phases.stop(left)
+        return bool(coming) and self._kv.waiting
+
+    def next_ns(self, turn: RunningTurn | None, now_ns: int) -> int | None:
+        """When a run of the turn that begins now has to end, since others may come then."""
+        assert turn is not None
+        if not self._lacks_room(turn.batch):
+            return None
+        return now_ns + self._ledger.specs[turn.batch.model].slo.gap_ns // 2
+
+    def _lacks_room(self, batch: Batch) -> bool:
+        return self._rotates and any([each.refused for each in batch.sequences])
+
+    def _put_away(self, last: Sequence, first: Sequence) -> bool:
+        """Whether it leaves: not where the host has no slab, or still has to give one."""
+        self._kv.put_away(last)
+        if last.where is HOST and self._reasons:
+            self._ledger.effects.append(self._reasons.rotated(last, first))
+        return last.where is HOST
+
+    def _gives_way(self, last: Sequence, first: Sequence, slo: Slo, now_ns: int) -> bool:
+        nbytes = (last.held + first.blocks_now()) * first.shape.block_bytes
+        copies_ns = round(nbytes * NS_PER_S / self._bytes_per_s)
+        due_ns = slo.due_ns(first.job.arrival_ns, first.generated)
+        ahead_ns = slo.due_ns(last.job.arrival_ns, last.generated) - due_ns
+        return due_ns - now_ns <= slo.gap_ns + copies_ns and ahead_ns > slo.gap_ns + _COPIES * copies_ns
+
+
+def _waits(sequence: Sequence) -> bool:
+    return sequence.refused and (sequence.where is HOST or sequence.where is NOWHERE)
+
+
+def _may_leave(sequence: Sequence) -> bool:
+    return sequence.where is DEVICE and not (sequence.lacks or sequence.beside or sequence.leaving)
