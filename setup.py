@@ -50,6 +50,7 @@ COMPILED = (
     "decode/lost_peers.py",
     "decode/policies/weighted_round_robin.py",
     "decode/eviction.py",
+    "decode/rotation.py",
     "decode/second_lane.py",
     "decode/sequences.py",
     "decode/slack.py",
