@@ -144,7 +144,7 @@ SUITES = {
     ),
     "overload_live": Suite(
         "Overload, live: eight demo models on two instances and 48 MiB, offered up to eight times what they "
-        "can do on time; first tokens are due after 2 s, further ones every 0.1 s",
+        "can do on time, the medians of rounds; first tokens are due after 2 s, further ones every 0.1 s",
         "runs",
         {
             "policy": lambda run: f"`{run['contender']}`",
@@ -313,15 +313,15 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
-    "live overload: goodput": "four times the requests take a tenth of what instances had of the cores, and for "
-    "every 10 prompts that are computed where all of a model's requests are served first, 17 are, each as long as 40 "
-    "tokens",
+    "live overload: goodput": "a quarter of the tokens of requests that were not refused came late: the estimate takes "
+    "more of them than the instances can serve on time",
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
     "gap as made, p99": "turns were short, of half a second at most: there was less to smooth",
     "live overload: health": "the loop has to wait for a core",
     "live overload: metrics": "4 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
-    "live overload: memory": "a request that waits takes 45 KiB of the proxy, and an instance keeps compiled products",
+    "live overload: memory": "a server that has hardly worked grows by a quarter under half of what it can do, since "
+    "instances keep compiled products, and each request that waits takes 45 KiB of the proxy",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }
