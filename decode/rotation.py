@@ -6,7 +6,7 @@ be late. Copies take time, so that who leaves has to be ahead of the other one b
 waits for room: where there is too little for all, some are on time, and not all are late.
 
 Laws: (1) whoever leaves has more slack than who comes for it, and none is late; (2) no more leave than who comes needs
-the room of.
+the room of, beside the room in which others grow.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from aegis.core.views import TurnRules
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
 from decode.phases import Phases
-from decode.sequences import DEVICE, HOST, NOWHERE, Sequence
-from decode.worklist import Batch, RunningTurn
+from decode.sequences import ARRIVING, DEVICE, HOST, Sequence
+from decode.worklist import LOOKAHEAD_BLOCKS, Batch, RunningTurn
+from memory.balloon import PageRequestState
 from memory.ledger import Ledger
 
 _COPIES: Final = 10
@@ -51,33 +52,38 @@ class Rotation:
         """Between two runs of the turn: who leaves comes last among the batch's sequences, and who is to come is first,
         for in that order they are brought in. Where something leaves already, its room is waited for. Whether no run
         may begin, because the host has to give slabs first and it would be in the way of who leaves."""
-        batch, left = turn.batch, list[Sequence]()
-        if self._ledger.device.moving or not (turn.decodes and self._lacks_room(batch)):
+        batch, ledger = turn.batch, self._ledger
+        asked = ledger.balloon.request_state is PageRequestState.ASKED
+        if ledger.device.moving or asked or not (turn.decodes and self._lacks_room(batch)):
             return False
-        slo = self._ledger.specs[batch.model].slo
+        slo = ledger.specs[batch.model].slo
 
-        def due_ns(each: Sequence) -> int:
-            return slo.due_ns(each.job.arrival_ns, each.generated)
+        def urgent_ns(each: Sequence) -> int:
+            return each.job.urgent_ns(slo, each.generated)
 
-        waiting = [each for each in batch.sequences if _waits(each) and due_ns(each) >= now_ns]
-        ahead = sorted([each for each in batch.sequences if _may_leave(each)], key=due_ns)
-        coming = list[Sequence]()
-        for first in sorted(waiting, key=due_ns):
-            leaving, needed = list[Sequence](), first.blocks_now() - first.held
-            while needed > 0 and ahead and self._gives_way(ahead[-1], first, slo, now_ns):
-                needed -= ahead[-1].held
+        there = [each for each in batch.sequences if each.where is DEVICE or each.where is ARRIVING]
+        spare = ledger.device.room(batch.sequences[0].shape) - sum([_growth(each) for each in there])
+        ahead = sorted([each for each in there if _may_leave(each)], key=urgent_ns)
+        following = batch.next_waiting() if turn.prefills_next else None
+        waiting = [each for each in batch.sequences if self._waits(each, following) and _due_ns(each, slo) >= now_ns]
+        left, coming = list[Sequence](), list[Sequence]()
+        for first in sorted(waiting, key=urgent_ns):
+            leaving = list[Sequence]()
+            while spare < _wanted(first) and ahead and self._gives_way(ahead[-1], first, slo, now_ns):
                 leaving.append(ahead.pop())
-            if needed > 0:
+                spare += leaving[-1].held + _growth(leaving[-1])
+            if spare < _wanted(first):
                 break
             left += [last for last in leaving if self._put_away(last, first)]
-            coming.append(first)
-            if self._kv.waiting:
+            if self._kv.waiting or not set(leaving) <= set(left):
                 break
-        if coming:
+            coming.append(first)
+            spare -= _wanted(first) + LOOKAHEAD_BLOCKS
+        if coming or left:
             stay = [each for each in batch.sequences if each not in coming and each not in left]
             batch.sequences[:] = coming + stay + left
             self._phases.stop(left)
-        return bool(coming) and self._kv.waiting
+        return self._kv.waiting
 
     def next_ns(self, turn: RunningTurn | None, now_ns: int) -> int | None:
         """When a run of the turn that begins now has to end, since others may come then."""
@@ -89,6 +95,12 @@ class Rotation:
     def _lacks_room(self, batch: Batch) -> bool:
         return self._rotates and any([each.refused for each in batch.sequences])
 
+    def _waits(self, sequence: Sequence, following: Sequence | None) -> bool:
+        """Whether it would come if there was room: of prompts the next one would, and none without its adapter."""
+        adapter = sequence.job.adapter
+        comes = sequence is following if sequence.lacks else sequence.where is not ARRIVING
+        return sequence.refused and comes and (adapter is None or self._ledger.weights.is_resident(adapter))
+
     def _put_away(self, last: Sequence, first: Sequence) -> bool:
         """Whether it leaves: not where the host has no slab, or still has to give one."""
         self._kv.put_away(last)
@@ -99,14 +111,25 @@ class Rotation:
     def _gives_way(self, last: Sequence, first: Sequence, slo: Slo, now_ns: int) -> bool:
         nbytes = (last.held + first.blocks_now()) * first.shape.block_bytes
         copies_ns = round(nbytes * NS_PER_S / self._bytes_per_s)
-        due_ns = slo.due_ns(first.job.arrival_ns, first.generated)
-        ahead_ns = slo.due_ns(last.job.arrival_ns, last.generated) - due_ns
-        return due_ns - now_ns <= slo.gap_ns + copies_ns and ahead_ns > slo.gap_ns + _COPIES * copies_ns
+        least_ns = slo.gap_ns + _COPIES * copies_ns
+        ahead_ns = last.job.urgent_ns(slo, last.generated) - first.job.urgent_ns(slo, first.generated)
+        soon = _due_ns(first, slo) - now_ns <= slo.gap_ns + copies_ns
+        return soon and ahead_ns > least_ns and _due_ns(last, slo) - now_ns > least_ns
 
 
-def _waits(sequence: Sequence) -> bool:
-    return sequence.refused and (sequence.where is HOST or sequence.where is NOWHERE)
+def _due_ns(sequence: Sequence, slo: Slo) -> int:
+    return slo.due_ns(sequence.job.arrival_ns, sequence.generated)
+
+
+def _wanted(sequence: Sequence) -> int:
+    """The blocks that it lacks for its next run."""
+    return sequence.blocks_now() - sequence.held
+
+
+def _growth(sequence: Sequence) -> int:
+    """The blocks that are kept for it besides, as others are brought in."""
+    return max(sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held, 0)
 
 
 def _may_leave(sequence: Sequence) -> bool:
-    return sequence.where is DEVICE and not (sequence.lacks or sequence.beside or sequence.leaving)
+    return sequence.where is DEVICE and not (sequence.lacks or sequence.beside or sequence.leaving or sequence.refused)

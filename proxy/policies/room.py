@@ -46,9 +46,10 @@ def moves(view: PlacementView, wanted_with: Callable[[InstanceView, Demand], int
 
 
 def _short(view: PlacementView, instance: InstanceId, load: PlacedLoad) -> _Short | None:
-    """One that is alone would lack room anywhere."""
+    """One that is alone would lack room anywhere. Where several proxies have requests there, each would have whole ones
+    leave, and together more than lack room."""
     model = view.models.get(load.model)
-    if model is None or load.requests < 2:
+    if model is None or load.requests < 2 or not load.largest_tokens:
         return None
     memory_ppm = _memory_ppm(model, load)
     if memory_ppm <= _PPM:

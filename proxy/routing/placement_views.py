@@ -15,7 +15,8 @@ from aegis.core.ids import InstanceId, ModelId
 class PlacedLoad(NamedTuple):
     """The requests of a model on an instance, their tokens if each has made one every TBT, and what they want of the
     instance: a part of its time for a step every TBT, of its time if weights are loaded every TTFT, and of its memory,
-    in millionths. Those that were made sooner are `ahead_tokens` besides. `largest_tokens`: of one request, at most."""
+    in millionths. Where all requests are of one proxy, it knows their tokens, which are `ahead_tokens` more, or fewer,
+    and those of the largest request; else both are 0."""
 
     model: ModelId
     requests: int

@@ -73,16 +73,20 @@ def _sample(spec: ModelSpec, latency: Latency, requests: int, prompt_tokens: int
 
 def loads_of(lists: DecodeLists, sessions: Mapping[RequestId, Session]) -> dict[InstanceId, tuple[PlacedLoad, ...]]:
     """What requests want of each instance that decodes."""
-    ahead, largest = Counter[tuple[InstanceId, ModelId]](), dict[tuple[InstanceId, ModelId], int]()
+    requests, ahead = Counter[tuple[InstanceId, ModelId]](), Counter[tuple[InstanceId, ModelId]]()
+    largest: dict[tuple[InstanceId, ModelId], int] = {}
     for request, session in sessions.items():
         if session.decode is not None:
             there, placed = (session.decode, session.job.model), lists.placed_tokens(session.decode, request)
-            tokens = max(len(session.job.prompt) + len(session.sent), placed)
+            tokens = len(session.job.prompt) + len(session.sent)
+            requests[there] += 1
             ahead[there] += tokens - placed
             largest[there] = max(largest.get(there, 0), tokens)
 
     def seen(instance: InstanceId, load: PlacedLoad) -> PlacedLoad:
         there = instance, load.model
+        if load.requests > requests[there]:
+            return load  # of those of other proxies that is not known
         return load._replace(ahead_tokens=ahead[there], largest_tokens=largest.get(there, 0))
 
     return {name: tuple([seen(name, load) for load in lists.placed_loads(name)]) for name in lists.instances()}

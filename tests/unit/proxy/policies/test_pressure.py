@@ -126,7 +126,8 @@ def test_requests_that_lack_room_go_where_there_is_some() -> None:
     assert "lacks 10 % of the memory" in change.because
 
 
-def test_tokens_that_were_made_ahead_of_the_clock_lack_room_too() -> None:
+def test_tokens_that_were_made_count_and_not_those_that_were_due() -> None:
+    assert changes(instance(0, grown(5)._replace(ahead_tokens=-10)), instance(1)) == [], "90 of 100 bytes"
     source = instance(0, grown(4, tokens=80, largest=30)._replace(ahead_tokens=40))
     (change,) = changes(source, instance(1))
     assert change.share_ppm == 250_000, "30 of 120 tokens"
@@ -141,6 +142,11 @@ def test_that_comes_before_moves_for_time() -> None:
 
 def test_a_request_that_is_alone_would_lack_room_anywhere() -> None:
     assert changes(instance(0, grown(1)), instance(1)) == []
+
+
+def test_where_several_proxies_have_requests_they_stay() -> None:
+    """Each would have whole ones leave, and together more than lack room: they would come back."""
+    assert changes(instance(0, grown(5)._replace(largest_tokens=0)), instance(1)) == []
 
 
 def test_they_stay_where_nobody_has_room_and_time() -> None:

@@ -27,7 +27,9 @@ from aegis.core.request import EventHandle, FinishReason, KvHandle, Token
 from proxy.routing.events import (
     ClientLeft,
     Ended,
+    ForeignLoad,
     InstanceDown,
+    ModelLoad,
     ModelMoved,
     ModelRemoved,
     MoveModel,
@@ -136,6 +138,14 @@ def test_placement_sees_tokens_that_were_made_ahead_of_the_clock() -> None:
     _, loads = decoding(M0, M1, tokens=9).core.sample()
     (load,) = loads[M0]
     assert (load.tokens, load.ahead_tokens, load.largest_tokens) == (4, 9, 13)
+
+
+def test_of_requests_of_other_proxies_it_does_not_see_how_large_they_are() -> None:
+    proxy = decoding(M0, M1, tokens=9)
+    proxy.tell(ForeignLoad(M0, 0, (ModelLoad(MODEL, 1, 50),)))
+    _, loads = proxy.core.sample()
+    (load,) = loads[M0]
+    assert (load.requests, load.tokens, load.ahead_tokens, load.largest_tokens) == (2, 54, 0, 0)
 
 
 @pytest.mark.parametrize(("share_ppm", "leave"), [(1, 1), (250_000, 1), (250_001, 2), (750_001, 4), (1_000_000, 4)])
