@@ -70,14 +70,14 @@ class Eviction:
         if not away:
             return
         there = [sequence for sequence in batch.sequences if sequence.where in (Where.ARRIVING, Where.DEVICE)]
-        growth = sum([_growth(sequence) for sequence in there])
+        more = sum([growth(sequence) for sequence in there])
         for at, sequence in enumerate(away):
-            if not self._make(sequence, sequence.blocks_now() + growth):
+            if not self._make(sequence, sequence.blocks_now() + more):
                 for refused in away[at:]:
                     refused.refused = True
                 return
             self._kv.bring_in(sequence)
-            growth += _growth(sequence)
+            more += growth(sequence)
 
     def grow(self, sequence: Sequence) -> bool:
         """A block for the position that the next step writes. Not without its adapter."""
@@ -358,5 +358,6 @@ class Eviction:
         return bool(models)
 
 
-def _growth(sequence: Sequence) -> int:
+def growth(sequence: Sequence) -> int:
+    """The blocks that are kept for it besides, as others are brought in."""
     return max(sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held, 0)

@@ -17,6 +17,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.model import Slo
 from aegis.core.views import TurnRules
+from decode.eviction import growth
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
 from decode.phases import Phases
@@ -62,20 +63,21 @@ class Rotation:
             return each.job.urgent_ns(slo, each.generated)
 
         there = [each for each in batch.sequences if each.where is DEVICE or each.where is ARRIVING]
-        spare = ledger.device.room(batch.sequences[0].shape) - sum([_growth(each) for each in there])
+        spare = ledger.device.room(batch.sequences[0].shape) - sum([growth(each) for each in there])
         ahead = sorted([each for each in there if _may_leave(each)], key=urgent_ns)
         following = batch.next_waiting() if turn.prefills_next else None
         waiting = [each for each in batch.sequences if self._waits(each, following) and _due_ns(each, slo) >= now_ns]
-        left, coming = list[Sequence](), list[Sequence]()
+        left, coming, asks = list[Sequence](), list[Sequence](), False
         for first in sorted(waiting, key=urgent_ns):
             leaving = list[Sequence]()
             while spare < _wanted(first) and ahead and self._gives_way(ahead[-1], first, slo, now_ns):
                 leaving.append(ahead.pop())
-                spare += leaving[-1].held + _growth(leaving[-1])
+                spare += leaving[-1].held + growth(leaving[-1])
             if spare < _wanted(first):
                 break
             left += [last for last in leaving if self._put_away(last, first)]
-            if self._kv.waiting or not set(leaving) <= set(left):
+            if not set(leaving) <= set(left):
+                asks = self._kv.waiting
                 break
             coming.append(first)
             spare -= _wanted(first) + LOOKAHEAD_BLOCKS
@@ -83,7 +85,7 @@ class Rotation:
             stay = [each for each in batch.sequences if each not in coming and each not in left]
             batch.sequences[:] = coming + stay + left
             self._phases.stop(left)
-        return self._kv.waiting
+        return asks
 
     def next_ns(self, turn: RunningTurn | None, now_ns: int) -> int | None:
         """When a run of the turn that begins now has to end, since others may come then."""
@@ -124,11 +126,6 @@ def _due_ns(sequence: Sequence, slo: Slo) -> int:
 def _wanted(sequence: Sequence) -> int:
     """The blocks that it lacks for its next run."""
     return sequence.blocks_now() - sequence.held
-
-
-def _growth(sequence: Sequence) -> int:
-    """The blocks that are kept for it besides, as others are brought in."""
-    return max(sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held, 0)
 
 
 def _may_leave(sequence: Sequence) -> bool:
