@@ -17,7 +17,9 @@ from aegis.telemetry.metrics.slo_attainment import DUE, MET, RATIO
 T = TypeVar("T")
 Labels = tuple[tuple[str, str], ...]
 
-_SLICE_NS: Final = 5 * NS_PER_MS
+_SLICE_NS: Final = 20 * NS_PER_MS
+"""Others wait for so long at most. With slices of 5 ms, each of which lets all go on who are ready, the longest of 118
+answers under four times the load that can be served took 90 to 175 ms, with these 74 to 94."""
 _QUOTE, _ESCAPED_QUOTE = '"', r"\""
 
 
