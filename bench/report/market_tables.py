@@ -14,8 +14,9 @@ from bench.report.result_tables import markdown, where
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import SPLITS, on_split
 from bench.simulate.contenders import OURS, UNDIVIDED
-from bench.simulate.overload.figures import LEAST_RATIO, OverloadCell
+from bench.simulate.overload.figures import LEAST_RATIO, Measured, OverloadCell
 from bench.simulate.overload.suite import NAME as OVERLOAD
+from bench.simulate.overload.suite import REFUSING
 from bench.simulate.tuning import described
 
 _AHEAD = 1.15
@@ -24,7 +25,7 @@ _MEDIAN_AHEAD = 1.4
 _TTFT_OVER = 2.0
 """Of `overload`: times that of the rival with the most tokens on time."""
 
-_PUT_OFF = "who is put off has turns in a tenth of the time; longer ones keep more on time, and the others wait longer"
+_PUT_OFF = "who is put off waits for turns in a tenth of the time, where `--refuse-late` refuses"
 
 _FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes gain a quarter"
 
@@ -80,7 +81,7 @@ def overload(directory: Path = RESULTS) -> str:
     measured = json.loads(file.read_text(encoding="utf-8"))
     found = msgspec.convert(measured["cells"], list[OverloadCell])
     ours = (f"`{OURS}`, %", "tokens/s")
-    last = ("ratio", "TTFT p99 over its", "switches", "computing, %")
+    last = ("ratio", "TTFT p99 over its", "refusing: %", "TTFT p99 over its", "switches", "computing, %")
     heads = ("cell", *ours, "undivided, %", "best rival, %", "", *last)
     rows = [_overload_row(cell) for cell in found]
     return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
@@ -104,4 +105,13 @@ def _overload_row(cell: OverloadCell) -> list[str]:
         ratios[1] = f"{ratios[1]} **missed**, at most {_TTFT_OVER:g}: {reason}"
     undivided = by_name.get(UNDIVIDED)
     alone = "" if undivided is None else f"{100 * undivided.figures.on_time:.1f}"
-    return [cell.cell, *ours[:2], alone, theirs, f"{name}{tuned and f' ({tuned})'}", *ratios, *ours[2:]]
+    refusing = _refusing(by_name.get(REFUSING), rival)
+    return [cell.cell, *ours[:2], alone, theirs, f"{name}{tuned and f' ({tuned})'}", *ratios, *refusing, *ours[2:]]
+
+
+def _refusing(mine: Measured | None, rival: Measured | None) -> tuple[str, str]:
+    """Its tokens on time, and the p99 of first tokens of those that it served over the rival's."""
+    if mine is None:
+        return "", ""
+    wait_ms, theirs_ms = mine.figures.ttft_p99_ms, rival and rival.figures.ttft_p99_ms
+    return f"{100 * mine.figures.on_time:.1f}", f"{wait_ms / theirs_ms:.2f}" if wait_ms and theirs_ms else ""

@@ -63,6 +63,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
         Measured("least-slack", False, ours),
         Measured("least-slack, undivided", False, theirs),
         Measured("aegaeon", True, theirs, Tuned({"prefill_share": 0.25, "q_max_s": 8}, ())),
+        Measured("least-slack, refusing", False, msgspec.structs.replace(theirs, on_time=0.64, ttft_p99_ms=4.5)),
     ]
     found = [
         OverloadCell("arena/2gpus", {"mixed": 16}, 600, measured, "aegaeon", 1.5, 0.8),
@@ -72,13 +73,13 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
     ]
     content = {"measured": HEAD, "title": "On time", "summary": "all told", "cells": msgspec.to_builtins(found)}
     (tmp_path / "overload.json").write_text(json.dumps(content))
-    lines = overload(tmp_path).splitlines()
+    lines, rival = overload(tmp_path).splitlines(), "`aegaeon` (4+12, Q_MAX 8 s)"
     assert lines[0] == "**On time** (2025-06-01, X, 2 cores, commit 1234567; code changed since)"
     assert lines[4:6] == [
-        "| arena/2gpus | 75.0 | 750 | 50.0 | 50.0 | `aegaeon` (4+12, Q_MAX 8 s) | 1.50 | 0.80 | 70 | 50 |",
-        "| arena/3gpus | 75.0 | 750 |  |  |  |  |  | 70 | 50 |",
+        f"| arena/2gpus | 75.0 | 750 | 50.0 | 50.0 | {rival} | 1.50 | 0.80 | 64.0 | 0.50 | 70 | 50 |",
+        "| arena/3gpus | 75.0 | 750 |  |  |  |  |  |  |  | 70 | 50 |",
     ]
-    assert "| 2.04 **missed**, at most 2: who is put off" in lines[6]
+    assert "| 2.04 **missed**, at most 2: who is put off waits" in lines[6]
     assert "| 0.975 **missed**, at least 0.98: not explained | 0.50 |" in lines[7]
     assert lines[-1] == "all told"
 
