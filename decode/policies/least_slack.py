@@ -105,7 +105,8 @@ class LeastSlack:
     late by a share of the device that would come twice as soon in pieces between the steps. Beside a prompt the decode
     has the least share that does, and two batches divide the device so that they do the most work. A prompt is run
     there for as long as `piece_steps` steps on the whole device at most, so that each piece does more than read
-    weights, and a batch for `lane_turn_ns`: then it is asked again who is due next. Prompts that would be next anyhow
+    weights, and a batch for `lane_turn_ns`, or `lane_turn_share` of the TTFT if that is shorter, since a prompt that
+    arrives meanwhile waits for its end: then it is asked again who is due next. Prompts that would be next anyhow
     join one that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of the first.
     One with a lower rank than the prompt on the second lane need not wait for the end of its piece: it has its step
     with the decode, if by the guard's word no stream waits too long for that either. A pause in a prompt's turn is
@@ -122,6 +123,7 @@ class LeastSlack:
     lane_gain: float = 1.05
     pair_gain: float = 1.1
     lane_turn_ns: int = 400_000_000
+    lane_turn_share: float = 0.14
     piece_steps: int = 32
     rules: TurnRules = _RULES
 
@@ -178,7 +180,8 @@ class LeastSlack:
                 best = divisions[0] if companion.prefills else max(divisions, key=_GAIN)
                 within_ns = max(self.piece_steps * lanes.step_ns, companion.batch.gap_ns)
                 if not companion.prefills:
-                    within_ns = self.lane_turn_ns
+                    ttft_ns = min(lanes.decoding.ttft_ns, companion.batch.ttft_ns)
+                    within_ns = min(self.lane_turn_ns, round(self.lane_turn_share * ttft_ns))
                 joins_ns = self.piece_steps * best.step_ns
                 return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns, joins_ns)
             if companion.prefills and companion.batch.batch == lanes.decoding.batch:

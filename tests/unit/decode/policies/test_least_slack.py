@@ -427,6 +427,17 @@ def test_nothing_that_is_due_later_runs_beside_a_decode_whose_prompt_could_not()
     assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, sooner]), 0) == alone
 
 
+@pytest.mark.parametrize(("first_ms", "second_ms", "within_ms"), [(9000, 9000, 400), (9000, 1000, 140), (100, 900, 14)])
+def test_another_batch_goes_on_beside_a_decode_for_a_part_of_the_shorter_ttft(
+    first_ms: int, second_ms: int, within_ms: int
+) -> None:
+    """A prompt that arrives meanwhile waits for the end of that."""
+    ttfts_ms = {1: first_ms, 2: second_ms}
+    first, second = (struct_replace(batch(at, 5000), gap_ns=_S, ttft_ns=ttft * _MS) for at, ttft in ttfts_ms.items())
+    choice = POLICY.beside(LanesView(first, 10 * _MS, [companion(second, prefills=False, step_ms=20)]), 0)
+    assert choice is not None and choice.within_ns == within_ms * _MS
+
+
 def test_the_largest_share_will_do_for_a_prompt_where_only_the_margin_of_the_guard_is_missing() -> None:
     """With a target of 100 ms for the steps of the decode."""
     stream = struct_replace(batch(1, 900), gap_ns=500 * _MS, tbt_ns=100 * _MS)
