@@ -81,7 +81,7 @@ def overload(directory: Path = RESULTS) -> str:
     measured = json.loads(file.read_text(encoding="utf-8"))
     found = msgspec.convert(measured["cells"], list[OverloadCell])
     ours = (f"`{OURS}`, %", "tokens/s")
-    last = ("ratio", "TTFT p99 over its", "refusing: %", "TTFT p99 over its", "switches", "computing, %")
+    last = ("ratio", "TTFT p99 over its", "refusing, %", "refusing: TTFT p99 over its", "switches", "computing, %")
     heads = ("cell", *ours, "undivided, %", "best rival, %", "", *last)
     rows = [_overload_row(cell) for cell in found]
     return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
