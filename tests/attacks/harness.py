@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Report:
-    """The observations during an attack. `late_s` is the worst lateness of the watcher itself."""
+    """The observations during an attack. `late_s` is the worst lateness of the watcher itself, on any processor."""
 
     name: str
     took_s: float = 0.0
