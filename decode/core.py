@@ -246,6 +246,7 @@ class DecodeCore:
     def _join(self, sequence: Sequence) -> None:
         self._by_request[sequence.job.request] = sequence
         self._work.join(sequence, self._kv.capacity(sequence.spec))
+        self._second.joined(sequence.job.model)
 
     def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
         """Whatever state its KV is in. A step in flight still writes to it. `keep`: another turn may begin like it."""
@@ -584,9 +585,8 @@ class DecodeCore:
         there = self._there(turn.batch)
         if turn.prefills_next and (not self._work.beside or self._second.lets_in(turn.batch, there)):
             return True
-        if self._work.outdated(now_ns) or (self._second.divided and not self._work.beside):
-            return True  # or to have the whole device again
-        return tuple(there) != self._work.stepping or self.ledger.balloon.owes
+        changed = tuple(there) != self._work.stepping or self._second.wants_end
+        return changed or self._work.outdated(now_ns) or self.ledger.balloon.owes
 
     def _drop_models(self) -> None:
         self._kv.give_up_offers()

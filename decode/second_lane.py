@@ -21,7 +21,7 @@ from aegis.core.events import Stepped
 from aegis.core.ids import ModelId
 from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, LanesView
 from aegis.core.messages import StepsTook
-from aegis.core.views import RoundPolicy
+from aegis.core.views import Renewal, RoundPolicy
 from decode.batch_view import BatchViews
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
@@ -83,6 +83,7 @@ class SecondLane:
         self.left: tuple[Sequence, ...] = ()  # whose steps on the second lane have just ended
         self.prompts: tuple[Row, ...] = ()  # in the run on the second lane
         self._until_ns = 0  # steps of that run go on
+        self._has_joined = False  # somebody who may run here, since the run on the first lane began
 
     @property
     def under_way(self) -> bool:
@@ -92,7 +93,18 @@ class SecondLane:
     def divided(self) -> bool:
         return self._shares != _UNDIVIDED
 
+    @property
+    def wants_end(self) -> bool:
+        """Whether the run on the first lane should end: somebody new may run beside it, or nobody does any more and it
+        is to have the whole device again."""
+        return (self._has_joined or self.divided) and not self.under_way
+
     # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def joined(self, model: ModelId) -> None:
+        """A request of the model has come. Where plans are not made anew for it, it waits for the end of the run."""
+        if self._offers and self._work.rules.renewal is Renewal.ARRIVAL:
+            self._has_joined |= self._ledger.weights.is_resident(model)
 
     def takes(self, batch: Batch, ready: list[Sequence], now_ns: int) -> bool:
         """Whether these sequences decode while a prompt of the batch, or something else, runs beside them. Both lanes
@@ -109,6 +121,8 @@ class SecondLane:
             return None, None
         work, turn, choice = self._work, self._work.turn, self._choice
         self._choice = None
+        if begins:
+            self._has_joined = False
         if self.under_way or not work.stepping or turn is None:
             return None, None
         if not begins:

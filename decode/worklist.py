@@ -19,8 +19,9 @@ from decode.sequences import Sequence
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
 PLAN_NS: Final = 1_000_000
-"""For each of its batches, that a plan which sheds some is kept whoever arrives. Under overload there are hundreds of
-batches and of arrivals a second, and a plan takes some 20 µs for each batch: with this, 2 % of the time."""
+"""For each of its batches, that a plan which sheds some is kept whoever arrives before its turn begins. Under overload
+there are hundreds of batches and of arrivals a second, and a plan takes some 20 µs for each batch: with this, 2 % of
+the time."""
 
 _RANK: Final = attrgetter("rank_ns")
 
@@ -111,6 +112,7 @@ class WorkList:
         "_by_id",
         "_had_pause",
         "_has_arrivals",
+        "_has_own_arrivals",
         "_is_stale",
         "_next_batch",
         "_paused",
@@ -131,6 +133,7 @@ class WorkList:
         self.rules = policy.rules
         self._policy = policy
         self._has_arrivals = False  # since the last plan
+        self._has_own_arrivals = False  # of them, some for the batch that had the turn
         self._is_stale = False  # the last plan is, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
@@ -153,6 +156,7 @@ class WorkList:
         for batch in self.batches[-1:] if self.rules.in_order else self.batches:
             if batch.model == model and self._fit(batch, [sequence], capacity_blocks):
                 batch.add(sequence)
+                self._has_own_arrivals |= self.turn is not None and self.turn.batch is batch
                 return
         self._next_batch += 1
         self._reordered()
@@ -325,8 +329,11 @@ class WorkList:
         if self._is_stale or not self._has_arrivals:
             return self._is_stale
         batches, turns, made_ns = self.plan
-        sheds = bool(turns) and turns[-1].forecast
-        return not sheds or now_ns >= made_ns + len(batches) * PLAN_NS
+        if not (turns and turns[-1].forecast):
+            return True
+        if self.turn is not None and self.turn.started_ns is not None and not self._has_own_arrivals:
+            return False  # until the turn is over, which makes a new plan
+        return now_ns >= made_ns + len(batches) * PLAN_NS
 
     def _planned(self, now_ns: int, view: Callable[[Batch], BatchView]) -> tuple[Turn, Batch]:
         """The next turn with something to do, of a new plan if need be."""
@@ -340,7 +347,7 @@ class WorkList:
                 if batch and _has_work(planned, batch) and not (planned.pause and self._bars(batch, now_ns)):
                     return planned, batch
             if again:
-                self._has_arrivals = self._is_stale = False
+                self._has_arrivals = self._has_own_arrivals = self._is_stale = False
                 views = [view(batch) for batch in self.batches if batch.works]
                 self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
                 self._round.extend(self.plan.turns)

@@ -14,7 +14,7 @@ from bench.report.result_tables import markdown, where
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import SPLITS, on_split
 from bench.simulate.contenders import OURS, UNDIVIDED
-from bench.simulate.overload.figures import LEAST_RATIO, Measured, OverloadCell
+from bench.simulate.overload.figures import LEAST_RATIO, Measured, OverloadCell, ttft_over
 from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.overload.suite import REFUSING
 from bench.simulate.tuning import described
@@ -113,5 +113,5 @@ def _refusing(mine: Measured | None, rival: Measured | None) -> tuple[str, str]:
     """Its tokens on time, and the p99 of first tokens of those that it served over the rival's."""
     if mine is None:
         return "", ""
-    wait_ms, theirs_ms = mine.figures.ttft_p99_ms, rival and rival.figures.ttft_p99_ms
-    return f"{100 * mine.figures.on_time:.1f}", f"{wait_ms / theirs_ms:.2f}" if wait_ms and theirs_ms else ""
+    ratio = ttft_over(mine.figures, rival.figures) if rival else None
+    return f"{100 * mine.figures.on_time:.1f}", "" if ratio is None else f"{ratio:.2f}"

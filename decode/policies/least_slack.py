@@ -77,7 +77,8 @@ class LeastSlack:
     beside them. A turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits,
     other than for memory, waits for no more turns than others have tokens due before its own may count, prefills and
     batches. Each batch has a turn in a round besides, unless batches are shed: then each end of a turn makes a new
-    plan, for the other turns of the old one would go to those that are to be put off.
+    plan, for the other turns of the old one would go to those that are to be put off. Nothing else does then but who
+    comes for the batch itself, so that its turn lasts as long as planned however many come.
     A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
     others: its deadline would get the batch turn after turn, in which only those went on. So is one whose KV is on its
     way when the turn of its batch is over, for the turn after that.
@@ -97,20 +98,20 @@ class LeastSlack:
     Lanes. If the device can be divided, something runs beside a decode: of the prompts and batches that are there, the
     one that has to begin first, if it is a prompt and both together do `lane_gain` times the work that one alone would
     do, or if it would otherwise be cut. If it is a batch, they have to do `pair_gain` times the work, which is more:
-    beside another one, the batch that has to begin first is slower than it would be alone. Either is let in if by the
-    guard's word no step of a stream takes longer than its time
-    between tokens or its gap target. A prompt of the decode's own batch that may not run beside it comes before what
-    has to begin later, in the steps of the decode: it could not begin while something else ran beside them. If no share
-    does for prompts, the largest one does where only the margin of the guard's word is missing. No first token is made
-    late by a share of the device that would come twice as soon in pieces between the steps. Beside a prompt the decode
-    has the least share that does, and two batches divide the device so that they do the most work. A prompt is run
-    there for as long as `piece_steps` steps on the whole device at most, so that each piece does more than read
-    weights, and a batch for `lane_turn_ns`, or `lane_turn_share` of the TTFT if that is shorter, since a prompt that
-    arrives meanwhile waits for its end: then it is asked again who is due next. Prompts that would be next anyhow
-    join one that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of the first.
-    One with a lower rank than the prompt on the second lane need not wait for the end of its piece: it has its step
-    with the decode, if by the guard's word no stream waits too long for that either. A pause in a prompt's turn is
-    where the prompt goes on beside the streams.
+    beside another one, the batch that has to begin first is slower than it would be alone. Nor does it slow down for
+    another one that has nobody left to be on time: that has to begin first of all, and has turns of its own. Either is
+    let in if by the guard's word no step of a stream takes longer than its time between tokens or its gap target. A
+    prompt of the decode's own batch that may not run beside it comes before what has to begin later, in the steps of
+    the decode: it could not begin while something else ran beside them. If no share does for prompts, the largest one
+    does where only the margin of the guard's word is missing. No first token is made late by a share of the device that
+    would come twice as soon in pieces between the steps. Beside a prompt the decode has the least share that does, and
+    two batches divide the device so that they do the most work. A prompt is run there for as long as `piece_steps`
+    steps on the whole device at most, so that each piece does more than read weights, and a batch for `lane_turn_ns`,
+    or `lane_turn_share` of the TTFT if that is shorter, since a prompt that arrives meanwhile waits for its end: then
+    it is asked again who is due next. Prompts that would be next anyhow join one that is not cut for as long as
+    `piece_steps` steps take beside them, and until the deadline of the first. One with a lower rank than the prompt on
+    the second lane need not wait for the end of its piece: it has its step with the decode, if by the guard's word no
+    stream waits too long for that either. A pause in a prompt's turn is where the prompt goes on beside the streams.
     """
 
     migrate_share: float = 1.0
@@ -165,6 +166,9 @@ class LeastSlack:
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
         for companion in sorted(lanes.companions, key=_companion_by_ns):
+            own = companion.batch.batch == lanes.decoding.batch
+            if companion.batch.in_time_by_ns is None and not own:
+                continue
             long = companion.prefills and companion.alone_ns > lanes.decoding.gap_ns // 2
             divisions = [d for d in companion.divisions if _keeps(lanes, companion, d)]
             if (
@@ -184,7 +188,7 @@ class LeastSlack:
                     within_ns = min(self.lane_turn_ns, round(self.lane_turn_share * ttft_ns))
                 joins_ns = self.piece_steps * best.step_ns
                 return LaneChoice(companion.batch.batch, companion.prefills, best.shares, within_ns, joins_ns)
-            if companion.prefills and companion.batch.batch == lanes.decoding.batch:
+            if companion.prefills and own:
                 return None
         return None
 

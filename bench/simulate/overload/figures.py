@@ -130,9 +130,14 @@ def compared(cell: Cell, found: Sequence[Measured]) -> OverloadCell:
     ratio = ttft_ratio = None
     if mine and best:
         ratio = round(mine.on_time / rivals[best].on_time, 4) if rivals[best].on_time else None
-        wait_ms, theirs_ms = mine.ttft_p99_ms, rivals[best].ttft_p99_ms
-        ttft_ratio = round(wait_ms / theirs_ms, 4) if wait_ms and theirs_ms else None
+        ttft_ratio = ttft_over(mine, rivals[best])
     return OverloadCell(cell.name, cell.conditions(), cell.seconds, list(found), best, ratio, ttft_ratio)
+
+
+def ttft_over(mine: LoadFigures, theirs: LoadFigures) -> float | None:
+    """The p99 of first tokens over that of others. None where either served nobody."""
+    wait_ms, theirs_ms = mine.ttft_p99_ms, theirs.ttft_p99_ms
+    return round(wait_ms / theirs_ms, 4) if wait_ms and theirs_ms else None
 
 
 def summary(cells: Iterable[OverloadCell]) -> str:

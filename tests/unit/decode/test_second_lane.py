@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -27,7 +29,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Token
-from aegis.core.views import RoundPolicy
+from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
 from aegis.sim.faults.fake_models import make_spec
 from decode.core import DecodeCore
 from decode.policies.least_slack import LeastSlack
@@ -84,6 +86,19 @@ def prompt_comes(driven: Driven[DecodeCore], request: int = 2, tokens: int = 400
     driven.stepped(2)
 
 
+class Sheds(Joined):
+    """Who arrives for another batch makes no new plan before the turn is over."""
+
+    rules = dataclasses.replace(WHOLE.rules, renewal=Renewal.ARRIVAL)
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        return [replace(turn, forecast=True) for turn in WHOLE.plan(batches, now_ns)]
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        prompt = next((companion for companion in lanes.companions if companion.prefills), None)
+        return None if prompt is None else LaneChoice(prompt.batch.batch, True, (250, 750))
+
+
 def lanes(driven: Driven[DecodeCore]) -> list[tuple[int, list[int]]]:
     return [(run.lane, [row.job.request for row in run.rows]) for run in driven.asked(Run)]
 
@@ -107,6 +122,22 @@ def test_what_was_prefilled_decodes_on_the_first_lane_in_the_next_step() -> None
     assert [message.request for message in driven.said(Prefilled)] == [2] and driven.asked(EndRun) == [EndRun(0)]
     driven.stepped(2)
     assert lanes(driven) == [(0, [1, 2])] and driven.asked(DivideDevice) == [DivideDevice((1000,))]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_who_comes_for_another_batch_runs_beside_a_turn_that_goes_on_if_its_model_is_there(there: bool) -> None:
+    driven = divided(A, B, policy=Sheds(0))
+    if there:
+        take(driven, 2, B)
+        settle(driven)
+        driven.on(Cancel(RequestId(2), 1))
+        driven.stepped(2)
+    assert running(driven) == [1]
+    driven.on(Submit(make_job(3, B, prompt=400)))
+    assert driven.asked(EndRun) == ([EndRun(0)] if there else [])
+    if there:
+        driven.stepped(2)
+        assert lanes(driven) == [(0, [1]), (1, [3])]
 
 
 def test_the_decode_goes_on_while_the_prompt_runs() -> None:

@@ -110,11 +110,26 @@ def test_who_arrives_does_not_outdate_a_plan_that_sheds_before_it_was_worth_maki
     for request, spec in enumerate((A, B)):
         work.join(sequence(request, spec), 1000)
     start(work, 5)
+    assert work.turn is not None
+    work.turn.started_ns = None
     work.join(sequence(3, C), 1000)
     assert work.outdated(4 + 2 * PLAN_NS) is not forecast
     assert work.outdated(5 + 2 * PLAN_NS)
     work.cut()  # another batch may need the next step sooner
     assert work.outdated(5)
+
+
+def test_a_turn_that_sheds_has_all_of_its_time_however_many_come_for_others() -> None:
+    work = WorkList(FirstAgain(True))
+    for request, spec in enumerate((A, B)):
+        work.join(sequence(request, spec), 1000)
+    turn = work.turn_now(5, view, lambda _: 1000)
+    work.join(sequence(3, C), 1000)
+    assert turn and work.outdated(5 + 3 * PLAN_NS), "nothing has run yet"
+    turn.started_ns = 5
+    assert not work.outdated(5 + 3 * PLAN_NS)
+    work.join(sequence(4, A), 1000)
+    assert work.outdated(5 + 3 * PLAN_NS), "what has come for its batch is to be done in its turn"
 
 
 class NoTurns(EqualTurns):

@@ -438,6 +438,18 @@ def test_another_batch_goes_on_beside_a_decode_for_a_part_of_the_shorter_ttft(
     assert choice is not None and choice.within_ns == within_ms * _MS
 
 
+def test_nobody_in_time_is_slowed_down_for_who_is_late() -> None:
+    """Who is late has to begin first, and under overload somebody always is."""
+    decoding, waits, late = (struct_replace(batch(at, due), gap_ns=_S) for at, due in ((1, 500), (2, 400), (3, -900)))
+    steps = {of.batch: companion(of, prefills=False, step_ms=20) for of in (waits, late)}
+    prompt = companion(late, prefills=True, step_ms=20)
+    choice = POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, steps[3], steps[2]]), 0)
+    assert choice is not None and choice.batch == 2
+    assert POLICY.beside(LanesView(decoding, 10 * _MS, [prompt, steps[3]]), 0) is None
+    own = POLICY.beside(LanesView(late, 10 * _MS, [prompt]), 0)
+    assert own is not None and own.batch == 3, "but for its own prompt"
+
+
 def test_the_largest_share_will_do_for_a_prompt_where_only_the_margin_of_the_guard_is_missing() -> None:
     """With a target of 100 ms for the steps of the decode."""
     stream = struct_replace(batch(1, 900), gap_ns=500 * _MS, tbt_ns=100 * _MS)
