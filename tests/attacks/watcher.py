@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
@@ -46,9 +45,9 @@ class Watcher:
 
     def run(self) -> dict[str, Any]:
         self.seen["memory"].append(memory_of(self.session)[0])
-        jobs = [self._ask_fresh, self._ask_kept, self._read_memory, self._stream]
-        jobs += [partial(self._wake, processor) for processor in os.sched_getaffinity(0)]
-        threads = [Thread(target=self._guarded, args=(job,), daemon=True) for job in jobs]
+        jobs = [(job,) for job in (self._ask_fresh, self._ask_kept, self._read_memory, self._stream)]
+        watches = [(self._wake, processor) for processor in os.sched_getaffinity(0)]
+        threads = [Thread(target=self._guarded, args=job, daemon=True) for job in (*jobs, *watches)]
         for thread in threads:
             thread.start()
         while not self.begun.wait(PERIOD_S) and any(thread.is_alive() for thread in threads):
@@ -62,11 +61,11 @@ class Watcher:
         self.seen["memory"].append(memory_of(self.session)[0])
         return self.seen
 
-    def _guarded(self, job: Callable[[], None]) -> None:
+    def _guarded(self, job: Callable[..., None], *arguments: int) -> None:
         try:
-            job()
+            job(*arguments)
         except (OSError, http.client.HTTPException, ValueError, AssertionError) as error:
-            self._fail(f"{getattr(job, '__name__', job)}: {type(error).__name__} {error}")
+            self._fail(f"{job.__name__}: {type(error).__name__} {error}")
 
     def _fail(self, what: str) -> None:
         with self.lock:

@@ -109,9 +109,7 @@ def test_who_arrives_does_not_outdate_a_plan_that_sheds_before_it_was_worth_maki
     work = WorkList(FirstAgain(forecast))
     for request, spec in enumerate((A, B)):
         work.join(sequence(request, spec), 1000)
-    start(work, 5)
-    assert work.turn is not None
-    work.turn.started_ns = None
+    work.turn_now(5, view, lambda _: 1000)
     work.join(sequence(3, C), 1000)
     assert work.outdated(4 + 2 * PLAN_NS) is not forecast
     assert work.outdated(5 + 2 * PLAN_NS)
