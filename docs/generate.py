@@ -141,6 +141,7 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/figures.md": {
         "switches": partial(figure, "fig7", switches),
         "fig11c": partial(figure, "fig11c", ends),
+        "fig12": partial(figure, "fig12", ends),
         "fig13": partial(figure, "fig13", ends),
         "fig17": partial(figure, "fig17", ends),
         "stages": partial(figure, "fig14", stages),

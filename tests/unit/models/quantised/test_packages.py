@@ -19,7 +19,6 @@ from tests.unit.models.quantised.served import answers_as, registered
 
 compressors = pytest.importorskip("compressed_tensors.compressors")
 quantization = pytest.importorskip("compressed_tensors.quantization")
-bitsandbytes = pytest.importorskip("bitsandbytes.functional")
 
 
 def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> made.Pack:
@@ -126,7 +125,13 @@ def test_compressed_tensors_floats_of_4_bits(preset: str, tmp_path: Path) -> Non
     _is_read(tmp_path / "m", reference, f"compressed-tensors {preset}, runs as float32")
 
 
-def looked_up(kind: str, *, twice: bool, blocksize: int, of: torch.dtype) -> made.Pack:
+@pytest.fixture
+def bitsandbytes() -> Any:
+    """Imported where it is needed: that takes three seconds, and each process of the suite reads each file."""
+    return pytest.importorskip("bitsandbytes.functional")
+
+
+def looked_up(bitsandbytes: Any, kind: str, *, twice: bool, blocksize: int, of: torch.dtype) -> made.Pack:
     def pack(weight: torch.Tensor) -> made.Layer:
         stored, state = bitsandbytes.quantize_4bit(
             weight.to(of), blocksize=blocksize, compress_statistics=twice, quant_type=kind
@@ -141,17 +146,19 @@ def looked_up(kind: str, *, twice: bool, blocksize: int, of: torch.dtype) -> mad
 @pytest.mark.parametrize("twice", [True, False])
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize(("blocksize", "of"), [(64, torch.bfloat16), (128, torch.float32)])
-def test_bitsandbytes_of_4_bits(kind: str, twice: bool, blocksize: int, of: torch.dtype, tmp_path: Path) -> None:
+def test_bitsandbytes_of_4_bits(
+    bitsandbytes: Any, kind: str, twice: bool, blocksize: int, of: torch.dtype, tmp_path: Path
+) -> None:
     """Without larger blocks: where a block is longer than a row, 0.50 gives on processors other weights than it got."""
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
     settings |= {"bnb_4bit_use_double_quant": twice}
-    pack = looked_up(kind, twice=twice, blocksize=blocksize, of=of)
+    pack = looked_up(bitsandbytes, kind, twice=twice, blocksize=blocksize, of=of)
     reference = made.write(tmp_path / "m", "qwen2", settings, pack)
     told = f"bitsandbytes {kind}, scales quantised too" if twice else f"bitsandbytes {kind}"
     _is_read(tmp_path / "m", reference, f"{told}, runs as float32")
 
 
-def test_bitsandbytes_of_8_bits(tmp_path: Path) -> None:
+def test_bitsandbytes_of_8_bits(bitsandbytes: Any, tmp_path: Path) -> None:
     def pack(weight: torch.Tensor) -> made.Layer:
         stored, scales, _ = bitsandbytes.int8_vectorwise_quant(weight.half())
         return made.Layer({"weight": stored, "SCB": scales}, bitsandbytes.int8_vectorwise_dequant(stored, scales))
