@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def figures(
     from aegis.core.errors import UserError
     from bench.common import result_files
     from bench.figures.suite import Renewal, names, renew, said
+    from bench.simulate.prism import suite as prism
     from bench.simulate.workers import cores
 
     known = names()
@@ -42,8 +44,13 @@ def figures(
         raise UserError(f"--only {unknown[0]}: should be one of {', '.join(known)}")
     if tiny and into == Path("bench/results"):
         raise UserError("--tiny: is no result; name a directory with --into")
+    prism.suites(trace_dir)  # before hours are spent without the traces
     result_files.make_directory(into)
     renewal = Renewal(into=into, trace_dir=trace_dir, tiny=tiny, jobs=jobs or cores())
-    changes = [renew(name, renewal) for name in known if not only or name in only]
+    changes = []
+    for name in known:
+        if not only or name in only:
+            print(f"simulating {name}", file=sys.stderr, flush=True)
+            changes.append(renew(name, renewal))
     print("", *[said(change) for change in changes], sep="\n")
     return 0

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from aegis.core.errors import UserError
+from bench.common import result_files
 from bench.simulate import goodput, goodput_run
 from bench.simulate.options import policies
 from bench.simulate.prism import run as prism_run
-from bench.simulate.prism.suite import TRACE, suites
+from bench.simulate.prism.suite import suites
 from bench.simulate.suite_run import Choice, run
 from bench.simulate.suites import SUITES
 
@@ -24,7 +26,7 @@ _AEGAEON = ("fig7", *[name for name in SUITES if name != "fig7"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Where results go, and how they are made. Panels of a trace are there if `trace_dir` has it."""
+    """Where results go, and how they are made. With a `trace_dir` its traces have panels, too."""
 
     into: Path
     trace_dir: Path | None = None
@@ -49,30 +51,29 @@ def names() -> tuple[str, ...]:
 
 
 def renew(name: str, renewal: Renewal) -> Change:
-    """Raises UserError."""
-    json = renewal.into / f"{name.replace('-', '_')}.json"
-    before = _read(json) if json.exists() else None
-    if before is not None:
-        json.unlink()  # its head is of other code
-    try:
+    """What there was stays until all of it is there anew, however this ends. Raises UserError."""
+    kept = renewal.into / f"{name.replace('-', '_')}.json"
+    before = _read(kept) if kept.exists() else None
+    with TemporaryDirectory(dir=renewal.into, prefix="renewing-") as directory:
+        json = Path(directory) / kept.name
         _simulate(name, renewal, json)
-    except BaseException:
-        if before is not None:
-            json.write_bytes(msgspec.json.format(msgspec.json.encode(before)) + b"\n")
-        raise
-    return changed(name, before, _read(json))
+        after = _read(json)
+        if (plot := json.with_suffix(".png")).exists():
+            plot.replace(kept.with_suffix(".png"))
+        result_files.replace_json(kept, after)
+    return changed(name, before, after)
 
 
 def _simulate(name: str, renewal: Renewal, json: Path) -> None:
     plot = json.with_suffix(".png")
     if name in SUITES:
-        choice = Choice(policies=policies(as_published=False), tiny=renewal.tiny, jobs=renewal.jobs)
-        run(SUITES[name], choice, json=json, plot=plot)
+        chosen = Choice(policies=policies(as_published=False), tiny=renewal.tiny, jobs=renewal.jobs)
+        run(SUITES[name], chosen, json=json, plot=plot)
     elif name in goodput.SUITES:
         goodput_run.run(goodput.SUITES[name], json=json, tiny=renewal.tiny, seed=0, jobs=renewal.jobs)
     else:
-        there = renewal.trace_dir if renewal.trace_dir and (renewal.trace_dir / TRACE).is_file() else None
-        prism_run.run(suites(there)[name], prism_run.Choice(tiny=renewal.tiny, jobs=renewal.jobs), json=json, plot=plot)
+        choice = prism_run.Choice(tiny=renewal.tiny, jobs=renewal.jobs)
+        prism_run.run(suites(renewal.trace_dir)[name], choice, json=json, plot=plot)
 
 
 def changed(name: str, before: Any, after: Any) -> Change:

@@ -11,6 +11,7 @@ import pytest
 
 from aegis.cli.main import main
 from bench.common.provenance import DEPENDENCIES
+from bench.figures import suite
 from bench.figures.suite import changed, names, said
 
 
@@ -59,3 +60,22 @@ def test_what_is_not_known_or_no_result_is_refused(figures: Any, tmp_path: Path)
     assert code == 2 and "--only fig99: should be one of fig7, fig11a" in err
     code, _, err = figures("--tiny")
     assert code == 2 and "name a directory with --into" in err
+    code, _, err = figures("--only", "fig15", "--into", tmp_path, "--trace-dir", tmp_path)
+    assert code == 2 and "has no arena27.csv.gz" in err
+
+
+def test_what_there_was_stays_while_it_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However that ends: also where nothing of Python runs any more."""
+    kept = tmp_path / "fig15.json"
+    kept.write_text("{}")
+    held = []
+
+    def ended(*_: object, **__: object) -> None:
+        held.append(kept.read_text())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "run", ended)
+    with pytest.raises(KeyboardInterrupt):
+        suite.renew("fig15", suite.Renewal(into=tmp_path, tiny=True))
+    assert held == ["{}"] and kept.read_text() == "{}"
+    assert [file.name for file in tmp_path.iterdir()] == ["fig15.json"]
