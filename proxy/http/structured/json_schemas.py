@@ -47,6 +47,35 @@ _OF_TYPE = {
         }
     ),
 }
+FORMATS = (
+    "date",
+    "date-time",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "json-pointer",
+    "relative-json-pointer",
+    "time",
+    "uri",
+    "uri-reference",
+    "uri-template",
+    "uuid",
+)
+"""Those that XGrammar has a grammar for: of any other it takes every string."""
+
+_COUNTS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+_OTHERS = {
+    "Items": ("prefixItems", ("items", "unevaluatedItems"), "'items'"),
+    "Properties": (
+        "properties",
+        ("additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties"),
+        "'additionalProperties'",
+    ),
+}
+"""Of what is counted: the keyword that lists it, those that allow more than the list has, and the one to advise."""
+
 _ALONE = ("$ref", "allOf", "anyOf", "const", "enum", "oneOf")
 _DEFINITIONS = ("$defs", "definitions")
 _KNOWN = frozenset().union(_ANNOTATIONS, *_OF_TYPE.values(), _ALONE, _DEFINITIONS, ("type",))
@@ -80,6 +109,8 @@ def _check(schema: Any, path: str, depth: int) -> None:
     types = _read_types(schema, path)
     _check_company(schema, path)
     _check_types(schema, path, types)
+    _check_strings(schema, path)
+    _check_counts(schema, path)
     _check_values(schema, path, types)
     for where, inner in _inner(schema, path):
         _check(inner, where, depth + 1)
@@ -100,6 +131,8 @@ def _check_company(schema: dict[str, Any], path: str) -> None:
     for keyword in constraints & {"format", "pattern"}:
         if lengths:
             raise _refusal(f"{path}.{min(lengths)}", f"is not supported beside {keyword!r}")
+    if {"format", "pattern"} <= constraints:
+        raise _refusal(f"{path}.pattern", "is not supported beside 'format'")
     if "multipleOf" in schema and (schema.get("type") != "integer" or len(constraints & _OF_TYPE["number"]) > 1):
         raise _refusal(f"{path}.multipleOf", "is supported for integers without bounds only")
 
@@ -110,6 +143,32 @@ def _check_types(schema: dict[str, Any], path: str, types: Collection[str]) -> N
         for keyword in sorted(keywords & schema.keys()):
             if wanted.isdisjoint(types):
                 raise _refusal(f"{path}.{keyword}", f"needs 'type': {kind!r} beside it")
+
+
+def _check_strings(schema: dict[str, Any], path: str) -> None:
+    for keyword in ("format", "pattern"):
+        if keyword in schema and not isinstance(schema[keyword], str):
+            raise _refusal(f"{path}.{keyword}", f"must be a string, not {shown(schema[keyword])}")
+    if "format" in schema and schema["format"] not in FORMATS:
+        told = f"{shown(schema['format'])} is not supported: leave it out, or use one of {', '.join(FORMATS)}"
+        raise _refusal(f"{path}.format", told)
+
+
+def _check_counts(schema: dict[str, Any], path: str) -> None:
+    """XGrammar takes some counts below 0 for none, and an array or object with a count for one that has nothing but
+    what is listed: it would refuse valid schemas, and hold `maxItems` alone to an empty array."""
+    for keyword in _COUNTS:
+        count = schema.get(keyword, 0)
+        if type(count) is not int or count < 0:
+            raise _refusal(f"{path}.{keyword}", f"must be an integer that is not negative, not {shown(count)}")
+    for counted, (listing, others, advised) in _OTHERS.items():
+        listed = schema.get(listing, ())
+        known = len(listed) if isinstance(listed, list | dict) else 0
+        most = 0 if known else schema.get(f"max{counted}", 0)
+        if max(schema.get(f"min{counted}", 0), most) > known and not any(other in schema for other in others):
+            keyword = f"min{counted}" if schema.get(f"min{counted}", 0) > known else f"max{counted}"
+            allowed = f"only those of {listing!r} are" if known else "none are"
+            raise _refusal(f"{path}.{keyword}", f"needs {advised} beside it: {allowed} allowed without it")
 
 
 def _check_values(schema: dict[str, Any], path: str, types: Collection[str]) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
+import xgrammar
+from xgrammar.testing import _is_grammar_accept_string
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from aegis.engine.grammar.trials import GrammarTrials
-from proxy.http.structured.json_schemas import check_schema
+from proxy.http.structured.json_schemas import FORMATS, check_schema
 from tests.unit.proxy.http.scripted import market, post, spec, word_text
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -121,6 +123,24 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"b": {"items": 5}}}, ".properties.b.items"),
     ({"type": "array", "items": {"contains": {}}}, ".items.contains"),
     ({"$defs": {"x": {"not": {}}}}, ".$defs.x.not"),
+    ({"type": "string", "format": "nonsense"}, ".format"),
+    ({"type": "string", "format": "regex"}, ".format"),
+    ({"type": ["string", "null"], "format": "iri"}, ".format"),
+    ({"type": "string", "format": 5}, ".format"),
+    ({"type": "string", "pattern": 5}, ".pattern"),
+    ({"type": "string", "pattern": "a", "format": "date"}, ".pattern"),
+    ({"type": "string", "maxLength": -1}, ".maxLength"),
+    ({"type": "string", "minLength": 1.5}, ".minLength"),
+    ({"type": "array", "items": {}, "minItems": -1}, ".minItems"),
+    ({"type": "array", "items": {}, "maxItems": True}, ".maxItems"),
+    ({"type": "object", "minProperties": None}, ".minProperties"),
+    ({"type": "object", "properties": {"a": {"type": "object", "maxProperties": "1"}}}, ".properties.a.maxProperties"),
+    ({"type": "array", "minItems": 2}, ".minItems"),
+    ({"type": "array", "maxItems": 2}, ".maxItems"),
+    ({"type": "array", "minItems": 2, "prefixItems": [{"type": "null"}]}, ".minItems"),
+    ({"type": "object", "minProperties": 2}, ".minProperties"),
+    ({"type": "object", "maxProperties": 2}, ".maxProperties"),
+    ({"type": "object", "minProperties": 2, "properties": {"a": {"type": "null"}}}, ".minProperties"),
     (5, ""),
 ]
 
@@ -129,6 +149,61 @@ SCHEMAS: list[tuple[Any, str]] = [
 def test_a_keyword_that_would_not_be_enforced_is_refused_by_its_path(schema: Any, where: str) -> None:
     error = error_of(post(market(), "/v1/completions", COMPLETION | {"structured_outputs": {"json": schema}}))
     assert error["param"] == "structured_outputs.json" + where
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "minItems": 2, "maxItems": 3, "items": {}},
+        {"type": "array", "minItems": 1, "prefixItems": [{"type": "null"}]},
+        {"type": "array", "maxItems": 3, "prefixItems": [{"type": "null"}]},
+        {"type": "array", "maxItems": 0},
+        {"type": "object", "minProperties": 2, "additionalProperties": True},
+        {"type": "object", "minProperties": 2, "patternProperties": {"a+": {"type": "null"}}},
+        {"type": "object", "minProperties": 1, "properties": {"a": {"type": "null"}}},
+        {"type": "string", "minLength": 0, "maxLength": 3},
+    ],
+    ids=str,
+)
+def test_counts_are_taken_where_they_can_be_kept(trials: GrammarTrials, schema: Any) -> None:
+    asked = COMPLETION | {"structured_outputs": {"json": schema}}
+    assert post(market(), "/v1/completions", asked, trials=trials).status_code == 200
+
+
+def test_what_a_count_needs_is_said() -> None:
+    asked = COMPLETION | {"structured_outputs": {"json": {"type": "array", "minItems": 2}}}
+    message = error_of(post(market(), "/v1/completions", asked))["message"]
+    assert message == "'structured_outputs.json.minItems' needs 'items' beside it: none are allowed without it"
+
+
+FORMATTED = {
+    "date": "2026-01-02",
+    "date-time": "2026-01-02T03:04:05Z",
+    "duration": "P1D",
+    "email": "ann@example.org",
+    "hostname": "a.b",
+    "ipv4": "127.0.0.1",
+    "ipv6": "1:2:3:4:5:6:7:8",
+    "json-pointer": "/a/b",
+    "relative-json-pointer": "1/a",
+    "time": "03:04:05Z",
+    "uri": "http://a/b",
+    "uri-reference": "/a/b",
+    "uri-template": "/a/{b}",
+    "uuid": "01234567-89ab-cdef-0123-456789abcdef",
+}
+
+
+def test_the_formats_that_are_taken_are_those_that_are_enforced() -> None:
+    assert set(FORMATTED) == set(FORMATS)
+    for name, text in FORMATTED.items():
+        check_schema({"type": "string", "format": name}, "s")
+        grammar = xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "format": name}))
+        assert _is_grammar_accept_string(grammar, json.dumps(text)), name
+        assert not _is_grammar_accept_string(grammar, '"% %"'), name
+    for name in ("idn-email", "idn-hostname", "iri", "iri-reference", "regex"):  # the others that JSON Schema names
+        grammar = xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "format": name}))
+        assert _is_grammar_accept_string(grammar, '"% %"'), f"{name} is enforced now: take it"
 
 
 def test_a_schema_takes_a_time_that_is_proportional_to_its_size() -> None:
