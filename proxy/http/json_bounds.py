@@ -28,6 +28,8 @@ EXPONENTS_MAX = 256
 
 _SMALL_BYTES = 2048  # which cannot take long
 _EXPONENT = re.compile(rb"[0-9.][eE]")
+_HALF_PAIR_AT_END = re.compile(rb'(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}"[^\\]{0,5}\Z')
+_MALFORMED = "JSON is malformed: "
 _NAME_OR_BRACE = re.compile(rb'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[{}]', re.DOTALL)
 
 
@@ -68,6 +70,19 @@ def check_names(content: bytes) -> None:
                 told = name.decode()
                 raise UserError(f"{shown(told)} is given more than once in one object", param=told[:200])
             names.add(name)
+
+
+def json_problem(content: bytes, error: ValueError | RecursionError) -> str:
+    """Why `content` is no JSON, which the decoder refused with `error`. The decoder calls it truncated too where a
+    string ends, shortly before the end of all, with the first half of a surrogate pair."""
+    told = str(error).removeprefix(_MALFORMED)
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if "surrogate" in told or _HALF_PAIR_AT_END.search(content[-64:]):
+        return "a string has half of a surrogate pair (\\ud800 to \\udfff) without the other half"
+    return "it ends too early" if "truncated" in told else told
 
 
 class InnerJson:

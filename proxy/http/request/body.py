@@ -14,7 +14,7 @@ from aegis.core.ids import MODEL_NAME_PATTERN
 from proxy.http.client_disconnect import ClientGone, while_connected
 from proxy.http.errors import shown
 from proxy.http.fields import F, Fields
-from proxy.http.json_bounds import check_counts, check_names
+from proxy.http.json_bounds import check_counts, check_names, json_problem
 from proxy.http.parameters import Text, required
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import admit_early, who
@@ -62,6 +62,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         seen[name] = None
         return _Key(name)
 
+    if not body or body.isspace():
+        raise UserError("the body is empty: send a JSON object", code="invalid_json")
     check_counts(body)
     try:
         parsed = msgspec.json.decode(body, type=dict[_Key, Any], dec_hook=once)
@@ -74,8 +76,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
             raise UserError(message, param=last[:200], code="invalid_json") from None
         raise UserError(f"the body must be a JSON object: {error}", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else shown(str(error))
-        raise UserError(f"the body is not valid JSON: {reason}", code="invalid_json") from None
+        raise UserError(f"the body is not valid JSON: {json_problem(body, error)}", code="invalid_json") from None
     return {str(name): value for name, value in parsed.items()}
 
 

@@ -12,9 +12,8 @@ from fastapi import Request
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
 from proxy.http.client_disconnect import while_connected
-from proxy.http.errors import shown
 from proxy.http.fields import Fields, Unsupported
-from proxy.http.json_bounds import InnerJson
+from proxy.http.json_bounds import InnerJson, json_problem
 from proxy.http.market import Served
 from proxy.http.parameters import (
     ANY_OBJECT,
@@ -180,7 +179,7 @@ def _json(outputs: StructuredOutputs) -> Grammar:
         try:
             schema = InnerJson().decoded(schema)
         except (ValueError, RecursionError) as error:
-            raise outputs.invalid("json", f"is no JSON: {shown(str(error))}") from None
+            raise outputs.invalid("json", f"is no JSON: {json_problem(schema.encode(), error)}") from None
     check_schema(schema, "structured_outputs.json")
     return Grammar("json_schema", _dumped(schema))
 

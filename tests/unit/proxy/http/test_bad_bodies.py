@@ -59,6 +59,34 @@ def test_what_is_no_json_is_told_so(path: str, content: bytes) -> None:
     assert "\n" not in error["message"] and len(error["message"]) < 300
 
 
+HALF = "a string has half of a surrogate pair (\\ud800 to \\udfff) without the other half"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the body is empty: send a JSON object"),
+        (b" \r\n", "the body is empty: send a JSON object"),
+        (b'{"model": "m"', "the body is not valid JSON: it ends too early"),
+        (b'{"model": "\\ud800', "the body is not valid JSON: it ends too early"),
+        (b'{"model": "\\\\ud800"', "the body is not valid JSON: it ends too early"),
+        (b'{"model": "\\ud800"}', f"the body is not valid JSON: {HALF}"),
+        (b'{"model": "\\udc00"}', f"the body is not valid JSON: {HALF}"),
+        (b'{"model": "\\ud800 and so on"}', f"the body is not valid JSON: {HALF}"),
+        (b'{"model": "\xff"}', "the body is not valid JSON: it is not UTF-8"),
+        (b'{"model": "m",}', "the body is not valid JSON: trailing comma in object (byte 14)"),
+    ],
+)
+def test_what_is_wrong_with_json_is_said_plainly(content: bytes, message: str) -> None:
+    assert sent("/v1/completions", content)[1]["message"] == message
+
+
+def test_what_is_wrong_with_a_schema_as_text_is_said_plainly() -> None:
+    body = {"model": "m", "prompt": "x", "structured_outputs": {"json": "{"}}
+    message = post(market(), "/v1/completions", body).json()["error"]["message"]
+    assert message == "'structured_outputs.json' is no JSON: it ends too early"
+
+
 @pytest.mark.parametrize(
     ("content", "name"),
     [
