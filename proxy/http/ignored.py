@@ -21,11 +21,14 @@ class Ignored:
         """`place` is the path of a parameter, `kind` says more of its value."""
         self._parts.append(f"{place} ({kind})" if kind else place)
 
+    def told(self, within: str = "", characters_max: int = _CHARACTERS_MAX) -> str:
+        """Those whose places begin with `within`, on one line."""
+        text = ", ".join(part for part in self._parts if part.startswith(within))[:characters_max]
+        return "".join(character if " " <= character <= "~" else "?" for character in text)
+
     def tell(self, request: Request, response: Response) -> Response:
         """The response, which says it."""
-        if self._parts:
-            text = ", ".join(self._parts)[:_CHARACTERS_MAX]
-            text = "".join(character if " " <= character <= "~" else "?" for character in text)
+        if text := self.told():
             response.headers[HEADER] = text
             note(request.scope, ignored=text)
         return response

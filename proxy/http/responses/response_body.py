@@ -67,6 +67,7 @@ _WITHOUT_EFFECT = ("client_metadata", "prompt_cache_options", "prompt_cache_rete
 _NOT_SERVED = ("context_management", "moderation")
 _SCORES = "message.output_text.logprobs"
 _METADATA_MAX, _INCLUDE_MAX = 16, 64
+_PASSED_OVER_CHARACTERS = 200  # that an error quotes
 
 
 class Metadata(Object):
@@ -173,7 +174,9 @@ def chat_request(
     messages = prompt_messages(body.instructions, list(conversation), knows_developers="developer" in template)
     messages = told_by_user(messages, template)
     if not messages:
-        raise body.invalid("input", "must hold at least one message")
+        passed_over = ignored.told("input[", _PASSED_OVER_CHARACTERS)
+        more = f"; these items are not known here and were passed over: {passed_over}" if passed_over else ""
+        raise body.invalid("input", f"must hold at least one message{more}")
     values: dict[str, Any] = {"model": body.model, "messages": messages}
     values |= {name: body.take(name) for name in _AS_IN_CHAT if body.given(name)}
     if body.max_output_tokens is not None:

@@ -488,6 +488,17 @@ def test_an_image_is_refused_wherever_it_is_with_what_is_read() -> None:
     assert within.json()["error"]["message"].endswith("not 'input_image': the models here read text only")
 
 
+def test_input_without_a_message_names_what_was_passed_over() -> None:
+    reply = post(market(), PATH, ask([{"type": "wat"}, {"type": "web\nsearch"}]))
+    assert (reply.status_code, reply.json()["error"]["message"]) == (
+        400,
+        "'input' must hold at least one message; these items are not known here and were passed over: "
+        "input[0] (wat), input[1] (web?search)",
+    )
+    assert len(post(market(), PATH, ask([{"type": "w" * 9000}])).json()["error"]["message"]) < 400
+    assert post(market(), PATH, ask([])).json()["error"]["message"] == "'input' must hold at least one message"
+
+
 def test_a_choice_among_tools_of_which_none_is_known_is_ignored_with_a_note() -> None:
     reply = post(market(), PATH, ask(tools=[{"type": "web_search"}], tool_choice="required"))
     assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tool_choice")
