@@ -98,8 +98,11 @@ def install(app: FastAPI) -> None:
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {shown(request.url.path)}: {error.detail}"
-        reply = error_reply(UserError(message, status=error.status_code, code="no_such_route"), request.scope)
+        message, code = f"{request.method} {shown(request.url.path)}: {error.detail}", "no_such_route"
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another one").replace(", ", " or ")
+            message, code = f"{message}; use {allowed}", "method_not_allowed"
+        reply = error_reply(UserError(message, status=error.status_code, code=code), request.scope)
         reply.headers.update(error.headers or {})
         return reply
 

@@ -107,7 +107,9 @@ def test_unknown_paths_and_wrong_methods_have_the_same_form() -> None:
     reply = get(market(), "/v1/completions")
     assert reply.status_code == 405
     assert reply.headers["allow"] == "POST"
-    assert reply.json()["error"]["message"].startswith("GET")
+    error = reply.json()["error"]
+    assert error["code"] == "method_not_allowed"
+    assert error["message"] == "GET '/v1/completions': Method Not Allowed; use POST"
 
 
 def test_every_reply_has_the_request_s_id_or_one_of_its_own() -> None:
