@@ -13,6 +13,7 @@ Who sits before this server may read a request in another way than the parser he
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -62,8 +63,11 @@ _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
     431: b"Request Header Fields Too Large",
+    501: b"Not Implemented",
     503: b"Service Unavailable",
 }
+_TLS_HANDSHAKE = b"\x16\x03"
+_REQUEST = re.compile(rb"([A-Za-z-]{1,32}) /\S* HTTP/1\.[01]\r?\n")
 _BETWEEN_FIELDS = len(": \r\n")
 _CHUNK_BYTES = len("ffffffff\r\n\r\n")
 _HEADER_BYTES = 136  # that a header takes in memory beyond its name and value
@@ -204,7 +208,7 @@ class Protocol(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            reason = error.__context__ if isinstance(error.__context__, UserError) else _no_request()
+            reason = error.__context__ if isinstance(error.__context__, UserError) else _not_understood(data, error)
             self._refuse(reason.with_traceback(None))  # which holds what was read, and the request holds the reason
             return
         if self._in_head:
@@ -537,6 +541,17 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 def _no_request() -> UserError:
     return UserError("this is no HTTP/1.1 request", code="invalid_http")
+
+
+def _not_understood(data: bytes, error: httptools.HttpParserError) -> UserError:
+    """The parser knows no method but those that are registered, and calls the beginning of TLS one that it lacks."""
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        if data.startswith(_TLS_HANDSHAKE):
+            return UserError("this server speaks plain HTTP: use http://", code="invalid_http")
+        if begins := _REQUEST.match(data):
+            message = f"the method {begins[1].decode()} is not known: use GET or POST"
+            return UserError(message, status=501, code="unknown_method")
+    return _no_request()
 
 
 def _crowded() -> UserError:

@@ -256,10 +256,26 @@ def test_heads_are_bounded(parts: tuple[bytes, ...]) -> None:
         assert httpx.get(url + "/health", headers={"x-long": "y" * 60_000}).status_code == 200
 
 
-def test_what_is_no_http_is_told_so() -> None:
+@pytest.mark.parametrize(
+    ("sent", "status", "code", "message"),
+    [
+        (b"\x16\x03\x01 hello\r\n\r\n", 400, "invalid_http", "this server speaks plain HTTP: use http://"),
+        (b"\x15 hello\r\n\r\n", 400, "invalid_http", "this is no HTTP/1.1 request"),
+        (b"BREW", 400, "invalid_http", "this is no HTTP/1.1 request"),
+        (b"GET / HTTP/1.1\r\nho st: x\r\n\r\n", 400, "invalid_http", "this is no HTTP/1.1 request"),
+        (
+            b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
+            501,
+            "unknown_method",
+            "the method BREW is not known: use GET or POST",
+        ),
+    ],
+    ids=["TLS", "garbage", "a word", "a bad head", "method"],
+)
+def test_what_is_no_http_is_told_so(sent: bytes, status: int, code: str, message: str) -> None:
     with serving(market()) as url:
-        status, body = said(int(url.rpartition(":")[2]), b"\x16\x03\x01 hello\r\n\r\n")
-        assert (status, body["error"]["code"]) == (400, "invalid_http")
+        answered, body = said(int(url.rpartition(":")[2]), sent)
+        assert (answered, body["error"]["code"], body["error"]["message"]) == (status, code, message)
         assert httpx.get(url + "/health").status_code == 200
 
 
