@@ -22,6 +22,9 @@ from proxy.http.security.large_bodies import release
 
 _logger = logging.getLogger(__name__)
 _PROXY = b"x-aegis-proxy"
+_NO_GUESSING = (b"x-content-type-options", b"nosniff")
+"""A browser does not run what is told of requests as a script, whatever it looks like."""
+
 _ENDING = UserError("the server is shutting down; try another one", status=503, kind="server_error")
 _QUIET = frozenset({"/debug/live", "/health", "/metrics", "/ready"})
 
@@ -51,6 +54,8 @@ class RequestMiddleware:
                     (HEADER, id_of(scope).encode()),
                     (_PROXY, self._proxy),
                 ]
+                if scope["path"].startswith("/debug/"):
+                    message["headers"].append(_NO_GUESSING)
                 if is_anthropic(scope["path"]):
                     message["headers"].append((b"request-id", id_of(scope).encode()))
             await send(message)

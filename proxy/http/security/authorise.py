@@ -21,6 +21,9 @@ from proxy.http.security.key_guard import caller_of, no_such_key
 from proxy.http.settings import market_of, settings_of
 
 _FOR_SOMEONE_ELSE = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
+_OWN_SITE = ("none", "same-origin")
+"""Of `Sec-Fetch-Site`: an address that was typed in, and this server's own page. Browsers send no `Origin` with what a
+page of another site embeds or links to, and always this."""
 
 
 async def authorise(request: Request) -> None:
@@ -33,6 +36,9 @@ async def authorise(request: Request) -> None:
             raise no_such_key("the admin key")
     elif not _is_local(request):
         message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
+        raise UserError(message, status=403, code="forbidden")
+    elif request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
+        message = f"{request.url.path} is not for web pages of other sites, as no admin key is set; type its address"
         raise UserError(message, status=403, code="forbidden")
     elif not is_own_name(host := request.headers.get("host", ""), settings_of(request).host):
         message = f"{request.url.path} is not for {shown(host)}, as no admin key is set; ask localhost or an IP address"

@@ -93,6 +93,11 @@ def test_the_node_is_told_without_what_loads_a_model() -> None:
     assert (model.model, model.directory, model.image_path, model.manifest.tensors) == ("m", "", "", ())
 
 
+@pytest.mark.parametrize("path", ["spans", "live", "node", "memory", "nothing"])
+def test_no_browser_guesses_what_it_is(path: str) -> None:
+    assert get(behind(), f"/debug/{path}").headers.get_list("x-content-type-options") == ["nosniff"]
+
+
 @pytest.mark.parametrize("path", ["spans", "records", "decisions", "node"])
 def test_it_is_for_those_who_may_command(path: str) -> None:
     async def ask(client: httpx.AsyncClient, **headers: str) -> int:
@@ -100,6 +105,9 @@ def test_it_is_for_those_who_may_command(path: str) -> None:
 
     assert calling(behind(), ask) == 200
     assert calling(behind(), lambda client: ask(client, origin="http://page.example")) == 403
+    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        of_page = {"sec-fetch-site": site}
+        assert calling(behind(), lambda client, of_page=of_page: ask(client, **of_page)) == status, site
     locked = keyring(admin="s3cret")
     assert calling(behind(), ask, keys=locked) == 401
     assert calling(behind(), lambda client: ask(client, authorization="Bearer s3cret"), keys=locked) == 200
