@@ -25,7 +25,9 @@ _PROXY = b"x-aegis-proxy"
 _NO_GUESSING = (b"x-content-type-options", b"nosniff")
 """A browser does not run what is told of requests as a script, whatever it looks like."""
 
-_ENDING = UserError("the server is shutting down; try another one", status=503, kind="server_error")
+_ENDING = UserError(
+    "the server is shutting down; try another one", status=503, code="shutting_down", kind="server_error"
+)
 _QUIET = frozenset({"/debug/live", "/health", "/metrics", "/ready"})
 
 

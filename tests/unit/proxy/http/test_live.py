@@ -360,7 +360,7 @@ def test_what_is_under_way_when_the_server_ends_is_told_so(caplog: pytest.LogCap
         client.settimeout(WAIT_S)
         reply = client.recv(1 << 16)
     assert reply.startswith(b"HTTP/1.1 503 ")
-    assert b"retry-after" in reply and b"shutting down" in reply
+    assert b"retry-after" in reply and b"shutting down" in reply and b'"code":"shutting_down"' in reply
     assert not [record for record in caplog.records if "Exception" in record.message]
 
 
