@@ -11,7 +11,7 @@ const TILES = [
   { id: "on-time", name: "Tokens on time", hint: "of the last minute" },
   { id: "tokens", name: "Tokens per second", hint: "" },
   { id: "requests", name: "Requests running", hint: "" },
-  { id: "first", name: "First token", hint: "" },
+  { id: "first", name: "First token, 1 min", hint: "" },
   { id: "switches", name: "Switches per minute", hint: "" },
 ];
 

@@ -163,6 +163,12 @@ def test_every_column_of_the_models_can_be_seen(page: Page) -> None:
 
 
 @on_both_screens
+def test_medians_of_first_tokens_say_of_how_long_they_are(page: Page) -> None:
+    expect(page.locator("#summary dt").nth(3)).to_have_text("First token, 1 min")
+    expect(page.locator("#models thead th").nth(4)).to_have_text("First token, 5 min")
+
+
+@on_both_screens
 def test_memory_is_told_in_squares_and_words(page: Page) -> None:
     first = page.locator("#devices .group canvas").first
     expect(first).to_have_attribute("aria-label", re.compile("weights of model-0 6 MiB.*KV 6 MiB"))
