@@ -201,8 +201,8 @@ class Proxy:
             raise UserError(f"model '{model}' was removed", status=404, param="model", code="model_not_found")
         if served.state == "failed":
             raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
-        if self._unavailable():
-            raise UserError(self._unavailable(), status=503, kind="server_error")
+        if why := self._unavailable():
+            raise UserError(why, status=503, code="shutting_down" if self.draining else None, kind="server_error")
         ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()

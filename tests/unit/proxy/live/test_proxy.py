@@ -246,8 +246,9 @@ def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
     stand.greet(D0)
     stand.submit()
     stand.proxy.deliver(Drain(3.0))
-    with pytest.raises(UserError, match="shutting down"):
+    with pytest.raises(UserError, match="shutting down") as refused:
         stand.submit()
+    assert refused.value.code == "shutting_down"
     assert stand.proxy.busy and not stand.sent(Cancel)
     stand.proxy.abandon()
     assert not stand.proxy.busy and stand.sent(Cancel) == ["mixed-0/1"]
