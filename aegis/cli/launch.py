@@ -234,7 +234,7 @@ def launch(
     if file and config:
         raise UserError(f"{file} and --config {config}: give one file")
     options["config"] = options.pop("file") or config
-    switches = ("demo", "change_roles", "debug_memory", "log_prompts", "refuse_late")
+    switches = ("demo", "change_roles", "peer_loads", "debug_memory", "log_prompts", "refuse_late")
     options |= {name: options[name] or None for name in switches}
     configuration, source = load(options), config_file(options)
     from aegis.launcher.launch import main as run

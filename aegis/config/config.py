@@ -27,6 +27,7 @@ from aegis.config.values import (
     Port,
     Positive,
     Priority,
+    RateLimit,
     Seconds,
     Section,
     Share,
@@ -34,6 +35,7 @@ from aegis.config.values import (
     Switch,
     of_a_broker,
     of_a_ray_cluster,
+    of_web_pages,
     redis_url,
 )
 from aegis.core.errors import install_advice
@@ -59,11 +61,13 @@ class ModelSlo(Section):
 
 
 class RateLimits(Section):
-    """Limits per minute. An absent value means no limit; tokens are those of prompts and answers."""
+    """Limits per minute. An absent value or 0 means no limit; tokens are those of prompts and answers."""
 
-    requests_per_minute: Count | None = Field(default=None, description="Requests that begin in a minute")
-    tokens_per_minute: Count | None = Field(default=None, description="Tokens of prompts and answers in a minute")
-    concurrent: Count | None = Field(default=None, description="Requests that are answered at one time")
+    requests_per_minute: RateLimit = Field(default=None, description="Requests that begin in a minute; 0: no limit")
+    tokens_per_minute: RateLimit = Field(
+        default=None, description="Tokens of prompts and answers in a minute; 0: no limit"
+    )
+    concurrent: RateLimit = Field(default=None, description="Requests that are answered at one time; 0: no limit")
 
 
 class ApiKey(Section):
@@ -190,7 +194,7 @@ class Server(Section):
     )
     ssl_keyfile: str | None = Field(default=None, description="PEM of its key, if that is in a file of its own")
     status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
-    cors_origins: tuple[str, ...] = Field(
+    cors_origins: tuple[Annotated[str, AfterValidator(of_web_pages)], ...] = Field(
         default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
     )
     body_max: Size = Field(default=4 << 20, description="A longer request is answered 413")
@@ -382,7 +386,7 @@ class Config(Section):
 
     models: dict[ModelName, ModelEntry] = Field(default={}, description="Models by the name clients use")
     api_keys: dict[KeyName, ApiKey] = Field(default={}, description="Keys by the name of who has them")
-    sources: tuple[str, ...] = Field(
+    sources: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="YAML of models, directories of checkpoints, hub ids, addresses"
     )
     demo: bool = Field(default=False, description="Serve the demo market, also beside other models")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -24,6 +25,9 @@ SECRETS = frozenset({"admin_key", "api_key", "key", "url"})
 """Keys whose values are never quoted."""
 
 
+_OPTION_OF = {path: name for name, path in OPTIONS.items()}
+
+
 def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
     """The configuration from `options` (names as in `OPTIONS`, and `config`; None: not given), `environ` and the file.
 
@@ -34,7 +38,7 @@ def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) ->
         tree.put_file(file)
     for path in [OPTIONS["slo"], *(path for path, _ in leaves())]:
         if text := environ.get(variable(path)):
-            tree.put_all(path, text.split(",") if path in LISTS else text, variable(path))
+            tree.put_all(path, _listed(text) if path in LISTS else text, variable(path))
     for name, path in OPTIONS.items():
         if (value := options.get(name)) is not None:
             tree.put_all(path, value, "--" + name.replace("_", "-"))
@@ -107,19 +111,23 @@ class _Tree:
             return [self._described(each) for each in found]
         return []
 
-    def _where(self, loc: tuple[Any, ...]) -> str:
+    def _where(self, loc: tuple[Any, ...], reason: str) -> str:
         """The setting that a user has to change: the nearest origin above the value, else the origins of the values
-        below it."""
+        below it, without those that the reason does not speak of."""
         key = ".".join(str(part) for part in loc if part != "[key]")
         for depth in range(len(loc), -1, -1):
             if origin := self._origins.get(loc[:depth]):
                 line = self._line(loc)
                 place = f"{origin}: line {line}: {key}" if line else f"{origin}: {key}"
                 return place if isinstance(origin, Path) else origin
-        return ", ".join(str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc) or key
+        below = {path: str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc}
+        words = re.findall(r"\w+", reason)
+        meant = [origin for path, origin in below.items() if path[-1] in words or _OPTION_OF.get(path) in words]
+        return ", ".join(meant or below.values()) or key
 
     def _described(self, error: Mapping[str, Any]) -> str:
-        return f"{self._where(error['loc'])}: {_reason(error)}"
+        reason = _reason(error)
+        return f"{self._where(error['loc'], reason)}: {reason}"
 
     def _line(self, loc: tuple[Any, ...]) -> int | None:
         """The line of the key at fault, else of the nearest one around it."""
@@ -137,16 +145,35 @@ def _reason(error: Mapping[str, Any]) -> str:
             return "should be a mapping"
         case "missing":
             return "is missing"
+        case "string_too_short" | "too_short":
+            return "is empty"
+        case "tuple_type":
+            return f"should be a list, not {error['input']!r}"
         case "string_pattern_mismatch":
-            if error["loc"][-1] == "prefix":
-                return "should be of letters, digits and . _ -, with / between parts"
-            if error["loc"][0] == "api_keys":
-                return "is no name of a key; use letters, digits and . _ @ -"
-            return "is no model name; use letters, digits and . : / @ + - _"
+            return _pattern(error["loc"])
         case "value_error":
             return str(error["ctx"]["error"])
     text = str(error["msg"]).removeprefix("Input ").split(", unable to ")[0]
     return text if error["loc"][-1] in SECRETS else f"{text}, not {error['input']!r}"
+
+
+def _pattern(loc: tuple[Any, ...]) -> str:
+    """What a text should be like that is not like that."""
+    match loc[0], loc[-1]:
+        case "mqtt", _:
+            return "should be of letters, digits and . _ -, with / between parts"
+        case "redis", _:
+            return "should be of letters, digits and . _ -, 64 at most"
+        case _, "otlp":
+            return "should be the address of a collector of traces, like http://127.0.0.1:4318"
+        case "api_keys", _:
+            return "is no name of a key; use letters, digits and . _ @ -"
+    return "is no model name; use letters, digits and . : / @ + - _"
+
+
+def _listed(text: str) -> list[str]:
+    """The values of a variable that has several."""
+    return [each.strip() for each in text.split(",")]
 
 
 def _keys_around(loc: tuple[Any, ...]) -> list[str]:

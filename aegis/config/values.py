@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, WithJsonSchema
 
 from aegis.config.mqtt_address import parse
 from aegis.config.sizes import SIZE_PATTERN, parse_size
@@ -24,6 +25,20 @@ def _not_a_bool(value: object) -> object:
 def of_a_broker(url: SecretStr) -> SecretStr:
     parse(url.get_secret_value())
     return url
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9._~-]+|\[[0-9a-f:.]+\])(:\d+)?")
+_DEFAULT_PORTS = re.compile(r"http://.*:80|https://.*:443")
+
+
+def of_web_pages(origin: str) -> str:
+    """The header that it is compared with has neither a path, capitals nor the port that goes without saying."""
+    if not _ORIGIN.fullmatch(origin) or _DEFAULT_PORTS.fullmatch(origin):
+        raise ValueError(
+            f"{origin!r} is no origin that a browser sends; write it like https://chat.example.com or "
+            "http://localhost:3000, in small letters, without a path or a default port, or *: all"
+        )
+    return origin
 
 
 def of_a_ray_cluster(address: str) -> str:
@@ -61,6 +76,10 @@ def _lanes(value: object) -> object:
 Lanes = Annotated[LaneCount, BeforeValidator(_lanes)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
 CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
+RateLimit = Annotated[
+    int | None, Field(ge=0), BeforeValidator(_not_a_bool), AfterValidator(lambda limit: limit or None)
+]
+"""0 is no limit, as it is for `aegis models set`."""
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
 Deadline = Annotated[

@@ -140,6 +140,15 @@ def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[st
     assert line in run.err
 
 
+def test_switches_that_are_not_given_leave_variables_as_they_are(aegis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = [each.name for each in dict(commands())[("launch",)].params if each.default is False]
+    assert "peer_loads" in switches
+    for name in switches:
+        monkeypatch.setenv(f"AEGIS_{name.upper()}", "bad")
+        assert aegis("launch").err.startswith(f"aegis: AEGIS_{name.upper()}: should be a valid boolean")
+        monkeypatch.delenv(f"AEGIS_{name.upper()}")
+
+
 def test_an_address_that_cannot_be_listened_on_costs_one_line_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

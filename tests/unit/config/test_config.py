@@ -21,7 +21,6 @@ TEXTS = (
     ("server", "ssl_certfile"),
     ("server", "ssl_keyfile"),
     ("server", "api_key_file"),
-    ("server", "cors_origins"),
     ("mqtt", "prefix"),
     ("mqtt", "ca_file"),
     ("redis", "prefix"),
@@ -91,6 +90,38 @@ def test_a_bad_option_is_named(option: str) -> None:
     assert refusal({option: "bad"}).startswith(f"--{option.replace('_', '-')}: ")
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["foo", "https://x.y/z", "https://x.y/", "x.y:80", "HTTPS://x.y", "https://X.y", "https://x.y:443", "", " *"],
+)
+def test_what_no_browser_sends_as_its_origin_is_refused(origin: str, tmp_path: Path) -> None:
+    told = f"{origin!r} is no origin that a browser sends; write it like https://chat.example.com"
+    assert refusal({"cors_origin": ["*", origin]}).startswith(f"--cors-origin: {told}")
+    file = written(tmp_path, f"server: {{cors_origins: ['{origin}']}}")
+    assert f"line 1: server.cors_origins.0: {told}" in refusal(file)
+
+
+def test_origins_of_web_pages() -> None:
+    origins = ("*", "https://chat.example.com", "http://localhost:3000", "http://[::1]:8080", "tauri://localhost", "null")
+    assert load({}, {"AEGIS_CORS_ORIGIN": ", ".join(origins[:-2])}).server.cors_origins == origins[:-2]
+    assert load({"cors_origin": list(origins[:3])}, {}).server.cors_origins == origins[:3]
+    assert load({"cors_origin": list(origins[4:])}, {}).server.cors_origins == origins[4:]
+
+
+@pytest.mark.parametrize("otlp", ["foo", "127.0.0.1:4318", "grpc://127.0.0.1:4317", "http:///v1"])
+def test_a_collector_of_traces_has_an_address(otlp: str) -> None:
+    assert refusal({"otlp": otlp}) == (
+        "--otlp: should be the address of a collector of traces, like http://127.0.0.1:4318"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "empty"), [("host", ""), ("api_key", ""), ("admin_key", ""), ("models", [""]), ("models", ["a", ""])]
+)
+def test_what_is_empty_is_said_to_be(option: str, empty: object) -> None:
+    assert refusal({option: empty}) == f"--{option.replace('_', '-')}: is empty"
+
+
 @pytest.mark.parametrize("prefix", ["", "a/+", "#", "/a", "a b"])
 def test_a_prefix_of_topics_has_no_wildcards(prefix: str) -> None:
     assert refusal({"mqtt_prefix": prefix}) == (
@@ -114,6 +145,14 @@ def test_a_bad_address_of_a_broker_is_told_without_its_password() -> None:
         ("models: {é: {path: /x}}", "models.é: is no model name"),
         ("models: [a]", "models: should be a mapping"),
         ("server: 8000", "server: should be a mapping"),
+        ("server: {cors_origins: foo}", "server.cors_origins: should be a list, not 'foo'"),
+        ("server: {host: ''}", "server.host: is empty"),
+        ("api_keys: {me: {key: ''}}", "api_keys.me.key: is empty"),
+        ("sources: ['']", "sources.0: is empty"),
+        (
+            "models: {a: {path: /x, limits: {concurrent: -1}}}",
+            "limits.concurrent: should be greater than or equal to 0",
+        ),
         ("server: {port: true}", "server.port: should be a number, not true"),
         ("server: {port: 1.5}", "server.port: should be a valid integer"),
         ("server: {port: 65536}", "server.port: should be less than or equal to 65535, not 65536"),
@@ -163,6 +202,25 @@ def test_options_that_do_not_fit_each_other_are_both_named() -> None:
         "--device-memory, --slab: device (2MiB) is too little: the smallest model takes 6MiB, a page of weights and a "
         "slab of KV (4MiB); raise it"
     )
+
+
+def test_options_that_have_nothing_to_do_with_it_are_not_named() -> None:
+    given = {"peer_loads": False, "port": "1", "migrate": True}
+    assert refusal({"prefill": "1", "mixed": "2"} | given).startswith("--prefill, --mixed: mixed instances ")
+    assert refusal({"ray": "auto", "devices": "2"} | given).startswith("--devices, --ray: in a Ray cluster ")
+    assert refusal({"engine": "vllm"} | given, {"AEGIS_TENSOR_PARALLEL_SIZE": "2"}).startswith(
+        "AEGIS_TENSOR_PARALLEL_SIZE, --engine: the vllm engine "
+    )
+
+
+def test_a_limit_of_0_is_none(tmp_path: Path) -> None:
+    limits = "{requests_per_minute: 0, tokens_per_minute: 5, concurrent: 0}"
+    file = written(
+        tmp_path, f"models: {{a: {{hub: x, limits: {limits}}}}}\napi_keys: {{b: {{key: c, limits: {limits}}}}}"
+    )
+    config = load(file, {})
+    for found in (config.models["a"].limits, config.api_keys["b"].limits):
+        assert (found.requests_per_minute, found.tokens_per_minute, found.concurrent) == (None, 5, None)
 
 
 def test_memory_that_holds_no_model_is_told_with_what_is_needed() -> None:
@@ -245,6 +303,7 @@ def test_what_is_no_url_of_redis_is_refused_without_being_told(url: str) -> None
 def test_a_prefix_is_a_plain_name(prefix: str) -> None:
     with pytest.raises(UserError, match="--redis-prefix"):
         load({"redis_prefix": prefix}, {})
+    assert refusal({"redis_prefix": prefix}) == "--redis-prefix: should be of letters, digits and . _ -, 64 at most"
 
 
 @pytest.mark.parametrize(
