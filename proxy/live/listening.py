@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from aegis.core.errors import UserError
+
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES, errno.EPERM)
 
 
 def listen(host: str, port: int, *, shared: bool) -> socket.socket:
@@ -25,7 +28,7 @@ def _listening(listener: socket.socket) -> socket.socket:
     try:
         listener.listen()  # from now on no other process can
     except OSError as error:
-        raise _taken(host, port, error) from error
+        raise _refused(host, port, error) from error
     return listener
 
 
@@ -35,11 +38,14 @@ def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, shared)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what cannot be the name of a host
         listener.close()
-        raise _taken(host, port, error) from error
+        raise _refused(host, port, error) from error
     return listener
 
 
-def _taken(host: str, port: int, error: OSError) -> UserError:
-    return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port")
+def _refused(host: str, port: int, error: OSError | UnicodeError) -> UserError:
+    if isinstance(error, UnicodeError):
+        return UserError(f"cannot listen on {host}:{port}: no host can have that name; choose another --host")
+    option = "--port" if error.errno in _OF_THE_PORT else "--host"
+    return UserError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}")
