@@ -5,6 +5,9 @@ Exit codes: 0; 1 where a running server refuses; 2 for everything a user can men
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -55,6 +58,9 @@ from bench.serve.command import serve
 from bench.simulate.command import simulate
 
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_INVALID = re.compile(r"Invalid value for '([^']+)'(?: / '[^']+')*: (.+)", re.DOTALL)
 
 app = typer.Typer(name="aegis", **_PLAIN | {"add_completion": True})
 models = typer.Typer(help="List, add, change, unload and remove the models of a running server.", **_PLAIN)
@@ -172,16 +178,38 @@ def valued(arguments: list[str]) -> list[str]:
     return full
 
 
+def _told(mistake: str) -> str:
+    """The mistake in the form in which those of the configuration are told, without the library's own words."""
+    if found := _INVALID.fullmatch(mistake):
+        return f"{found[1]}: {found[2].removeprefix('Input ').split(', unable to ')[0]}"
+    return mistake
+
+
+def _forget_output() -> None:
+    """What is left of it would be tried again at the end of the process, and told with a trace."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def main() -> None:
     """The `aegis` command."""
     try:
-        sys.exit(app(valued(sys.argv[1:]), prog_name="aegis", standalone_mode=False))
+        code = app(valued(sys.argv[1:]), prog_name="aegis", standalone_mode=False)
+        if sys.stdout:
+            sys.stdout.flush()
+        sys.exit(code)
+    except OSError as error:
+        if error.errno not in _FULL or error.filename:
+            raise
+        _forget_output()
+        message, code = f"the output cannot be written: {error.strerror}; make room there", 2
     except UserError as error:
         message, code = error.message, 1 if isinstance(error, Refused) else 2
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "aegis"
-        message, code = f"{error.format_message().rstrip('.')}; see {command} --help", 2
+        message, code = f"{_told(error.format_message().rstrip('.'))}; see {command} --help", 2
     print("aegis:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)
 

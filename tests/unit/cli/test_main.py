@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -123,13 +124,18 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
         (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
         (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
-        (["memory", "trim", "decode-0", "--timeout", "soon"], "Invalid value for '--timeout'"),
+        (
+            ["memory", "trim", "decode-0", "--timeout", "soon"],
+            "--timeout: should be a valid number; see aegis memory trim",
+        ),
         (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
         (["top"], "aegis top needs a terminal"),
         (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
         (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
         (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
-        (["explain", "--request", "mine"], "Invalid value for '--request'"),
+        (["explain", "--request", "mine"], "aegis: --request: should be a valid integer; see aegis explain --help"),
+        (["explain", "--last", "0"], "aegis: --last: should be greater than or equal to 1; see aegis explain --help"),
+        (["bench", "serve", "--map", "x"], "aegis: --map: "),
     ],
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:
@@ -156,7 +162,16 @@ def test_an_address_that_cannot_be_listened_on_costs_one_line_too() -> None:
             command = [sys.executable, "-m", "aegis.cli.main", "launch", option, value]
             done = subprocess.run(command, capture_output=True, text=True)
             assert (done.returncode, done.stdout) == (2, "")
-            assert re.fullmatch(rf"aegis: cannot listen on [^\n]*{value}[^\n]*--port\n", done.stderr)
+            assert re.fullmatch(rf"aegis: cannot listen on [^\n]*{value}[^\n]*; choose another {option}\n", done.stderr)
+
+
+def test_an_output_that_is_full_costs_one_line_too() -> None:
+    for arguments in (["--help"], ["--version"], ["config", "schema"]):
+        command = [sys.executable, "-m", "aegis.cli.main", *arguments]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.stderr == "aegis: the output cannot be written: No space left on device; make room there\n"
+        assert done.returncode == 2
 
 
 class Answers(BaseHTTPRequestHandler):

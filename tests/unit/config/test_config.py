@@ -102,7 +102,14 @@ def test_what_no_browser_sends_as_its_origin_is_refused(origin: str, tmp_path: P
 
 
 def test_origins_of_web_pages() -> None:
-    origins = ("*", "https://chat.example.com", "http://localhost:3000", "http://[::1]:8080", "tauri://localhost", "null")
+    origins = (
+        "*",
+        "https://chat.example.com",
+        "http://localhost:3000",
+        "http://[::1]:8080",
+        "tauri://localhost",
+        "null",
+    )
     assert load({}, {"AEGIS_CORS_ORIGIN": ", ".join(origins[:-2])}).server.cors_origins == origins[:-2]
     assert load({"cors_origin": list(origins[:3])}, {}).server.cors_origins == origins[:3]
     assert load({"cors_origin": list(origins[4:])}, {}).server.cors_origins == origins[4:]
