@@ -111,7 +111,7 @@ class _Tree:
             return [self._described(each) for each in found]
         return []
 
-    def _where(self, loc: tuple[Any, ...], reason: str) -> str:
+    def _where(self, loc: tuple[Any, ...], reason: str = "") -> str:
         """The setting that a user has to change: the nearest origin above the value, else the origins of the values
         below it, without those that the reason does not speak of."""
         key = ".".join(str(part) for part in loc if part != "[key]")

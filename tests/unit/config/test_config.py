@@ -191,6 +191,11 @@ def test_a_bad_file_is_refused_in_one_line_with_its_name_and_the_key(tmp_path: P
     assert complaint in message
 
 
+def test_a_section_that_is_none_is_told_also_where_an_option_sets_a_part_of_it(tmp_path: Path) -> None:
+    file = written(tmp_path, "server: 8000")
+    assert refusal(file | {"port": "1"}) == f"{file['config']}: line 1: server: should be a mapping"
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert (
         refusal({"config": tmp_path / "none.yaml"})
