@@ -23,6 +23,8 @@ ADMIN_KEY, API_KEY = "AEGIS_ADMIN_KEY", "AEGIS_API_KEY"
 """The variables that give a server its keys, and the command line those of the server it talks to."""
 
 
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as versions of OpenSSL have it
+
 _NEVER = 10**17  # the number of a span that no server lives to see
 
 
@@ -33,6 +35,12 @@ def _certificates() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context(trust_env=True)
+
+
+def speaks_no_tls(error: Exception) -> bool:
+    """Whether a connection failed because the other side speaks plain HTTP. Clients keep OpenSSL's words, but not its
+    error."""
+    return any(reason in str(error) for reason in _PLAIN)
 
 
 class Refused(UserError):
@@ -189,6 +197,8 @@ class AdminClient:
                 verify=_certificates(),
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
+            if speaks_no_tls(error):
+                raise UserError(f"the server at {self._url} speaks http://, not https://") from None
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
 
     def _text(self, path: str) -> str:

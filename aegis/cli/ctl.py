@@ -16,6 +16,7 @@ ctl = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 
 _Instance = Annotated[str, typer.Argument(metavar="INSTANCE", help="Its name, as `aegis memory` shows it.")]
 _Model = Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")]
+_TIMEOUT_S_MAX = 3600.0
 _REPLY_S = 10.0  # beyond what the command itself may take
 
 
@@ -48,6 +49,8 @@ def ctl_options(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
+    if not 0 < timeout <= _TIMEOUT_S_MAX:
+        raise UserError(f"--timeout: should be above 0 and at most {_TIMEOUT_S_MAX:g}, not {timeout:g}")
     context.obj = {"url": url, "mqtt": mqtt, "prefix": mqtt_prefix, "ca_file": mqtt_ca, "timeout_s": timeout}
     return 0
 

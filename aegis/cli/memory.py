@@ -70,8 +70,11 @@ def limit_memory(
         nbytes = parse_size(size)
     except ValueError as error:
         raise UserError(f"SIZE: {error}") from None
-    given_bytes = AdminClient(url).limit_memory(instance, nbytes, timeout_s=timeout)
-    print(f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}")
+    from aegis.telemetry.memory_report import limit_told
+
+    client = AdminClient(url)
+    given_bytes = client.limit_memory(instance, nbytes, timeout_s=timeout)
+    print(f"{limit_told(client.memory(), instance, nbytes)}; it gave back {format_size(given_bytes)}")
     return 0
 
 

@@ -11,6 +11,7 @@ import typer
 from aegis.admin_client import DEFAULT_URL, AdminClient
 from aegis.config.slo import limits_ns
 from aegis.core.clock import NS_PER_MS
+from aegis.core.errors import UserError
 
 _Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
 
@@ -57,6 +58,8 @@ def add_model(
       aegis models add hf://Qwen/Qwen3-0.6B@main --lazy
       aegis models add ~/adapters/sql --name sql --base llama
     """
+    if not source:
+        raise UserError("SOURCE is empty; give a directory, a GGUF file, a hub id or an address")
     local = Path(source).expanduser()
     here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
     answer = AdminClient(url).add(str(here) if local.exists() else source, name, base=base, lazy=lazy)
@@ -86,18 +89,20 @@ def set_model(
       aegis models set qwen --slo ttft=2,tbt=0.05 --priority -2
       aegis models set qwen --requests-per-minute 60 --concurrent 4 --pin
     """
-    client = AdminClient(url)
-    deadlines = {f"{name}_ms": ns / NS_PER_MS for name, ns in limits_ns(slo).items()} if slo else None
+    deadlines = None if slo is None else {f"{name}_ms": ns / NS_PER_MS for name, ns in limits_ns(slo).items()}
     named = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrent": concurrent,
     }
-    limits = None
+    changes = {"slo": deadlines, "priority": priority, "pin": pin, "pace": pace}
+    if all(value is None for value in (*named.values(), *changes.values())):
+        raise UserError("nothing to change; see aegis models set --help")
+    client, limits = AdminClient(url), None
     if any(value is not None for value in named.values()):
         present = next((each.get("limits") or {} for each in client.models() if each.get("id") == model), {})
         limits = {k: v for k, v in (present | {k: v for k, v in named.items() if v is not None}).items() if v}
-    client.update(model, slo=deadlines, priority=priority, limits=limits, pin=pin, pace=pace)
+    client.update(model, limits=limits, **changes)
     print(f"{model} is changed")
     return 0
 

@@ -31,6 +31,7 @@ from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
 from aegis.policies import recipe
 from aegis.telemetry.logs import log
+from aegis.telemetry.memory_report import limit_told
 from aegis.transport.node_messages import InstanceGivenUp
 from memory.image_cache import State
 from proxy.routing import events as routing
@@ -83,7 +84,8 @@ class NodeControl:
                     return await self._remove(name)
             case SetLimit(nbytes, timeout_s):
                 given_bytes = await self._queries.limit_memory(instance, nbytes, timeout_s=timeout_s)
-                return f"{instance} may hold {format_size(nbytes)}; it gave back {format_size(given_bytes)}"
+                told = limit_told(self._queries.memory(), instance, nbytes)
+                return f"{told}; it gave back {format_size(given_bytes)}"
             case Pin(model):
                 return await self._pin(self._model(model))
             case Unpin(model):

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 from msgspec import Struct
 
+from aegis.config.sizes import format_size
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, Telemetry
 from aegis.core.model import IMAGE_EXTENT_BYTES
@@ -126,6 +127,19 @@ class MemoryReport(Struct, frozen=True):
     devices: tuple[DeviceReport, ...]
     host_kv: HostKvReport
     model_cache: ModelCacheReport
+
+
+def limit_told(report: MemoryReport, instance: str, nbytes: int) -> str:
+    """What the instance may hold now that its limit is so many bytes: devices are smaller than what may be asked for,
+    and give whole pages."""
+    for device in report.devices:
+        for each in device.instances:
+            if each.instance != instance:
+                continue
+            if each.limit_bytes is None:
+                return f"{instance} has no limit any more: its device has {format_size(device.capacity_bytes)}"
+            return f"{instance} may hold {format_size(each.limit_bytes)}"
+    return f"{instance} may hold {format_size(nbytes)}"  # it has ended since
 
 
 def report_device(

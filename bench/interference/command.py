@@ -13,9 +13,9 @@ def interference(
     other: Annotated[
         str | None, typer.Option(metavar="NAME", help="Long prompts go to this model too. [default: none]")
     ] = None,
-    base_url: Annotated[str, typer.Option(metavar="URL", help="Of any server with OpenAI's API.")] = (
-        "http://127.0.0.1:8000"
-    ),
+    base_url: Annotated[
+        str, typer.Option("--base-url", "--url", metavar="URL", help="Of any server with OpenAI's API.")
+    ] = "http://127.0.0.1:8000",
     prompts: Annotated[
         str, typer.Option(metavar="N,N…", help="Lengths of the long prompts, in tokens.")
     ] = "512,4000,12000",

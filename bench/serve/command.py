@@ -13,7 +13,9 @@ _TOKENS_MAX = 10_000_000
 
 
 def serve(
-    base_url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
+    base_url: Annotated[
+        str, typer.Option("--base-url", "--url", metavar="URL", help="Address of the server.")
+    ] = DEFAULT_URL,
     endpoint: Annotated[
         str, typer.Option(metavar="PATH", help="/v1/completions or /v1/chat/completions.")
     ] = "/v1/completions",

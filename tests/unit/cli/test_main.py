@@ -122,6 +122,13 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
         (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
         (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+        (["models", "add", ""], "SOURCE is empty; give a directory"),
+        (["models", "set", "llama"], "nothing to change; see aegis models set --help"),
+        (["models", "set", "llama", "--slo", ""], "--slo: '' is no limit"),
+        (["ctl", "--timeout", "0", "drain", "x"], "--timeout: should be above 0 and at most 3600, not 0"),
+        (["ctl", "--timeout", "nan", "drain", "x"], "--timeout: should be above 0 and at most 3600, not nan"),
+        (["ctl", "--timeout", "3601", "add"], "--timeout: should be above 0 and at most 3600, not 3601"),
+        (["bench", "serve", "--url", "localhost"], "--base-url: 'localhost' is no address"),
         (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
         (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
         (
@@ -269,18 +276,41 @@ def test_memory_of_a_server_that_is_no_aegis_is_not_shown(aegis: Any, server: st
     assert (run.code, run.err) == (2, f"aegis: {server} answers, but is no aegis server of this version\n")
 
 
+def memory_with(instance: str, *, limit_bytes: int | None) -> str:
+    """The report of a server with one instance, on a device of 128 MiB."""
+    ranges = {"weights_reserved_bytes": 0, "weights_placed_bytes": 0, "kv_reserved_bytes": 0, "weights": []}
+    sizes = dict.fromkeys(
+        ("held_bytes", "wish_bytes", "weights_bytes", "kv_bytes", "unused_bytes", "returning_bytes"), 0
+    )
+    none = {"held_bytes": 0, "fragmentation": 0.0, "shapes": []}
+    here = {"instance": instance, "limit_bytes": limit_bytes, "idle": True, "ranges": ranges}
+    here |= {"transfers_in_flight": {}} | sizes
+    device = dict.fromkeys(("device", "free_bytes", "wiping_bytes", "floor_bytes", "page_bytes"), 0)
+    host = dict.fromkeys(("capacity_bytes", "leased_bytes", "free_bytes", "orphaned_bytes", "kept_bytes"), 0)
+    return json.dumps(
+        {
+            "devices": [device | {"capacity_bytes": 128 << 20, "instances": [here], "slabs": none}],
+            "host_kv": host | {"slabs": none},
+            "model_cache": {"capacity_bytes": 0, "used_bytes": 0, "images": [], "counters": {}},
+        }
+    )
+
+
 def test_memory_is_limited_and_trimmed(aegis: Any, server: str) -> None:
     Answers.table |= {
         "POST /debug/memory/limit": (200, '{"instance": "decode-0", "given_back_bytes": 25165824}'),
         "POST /debug/memory/trim": (200, '{"instance": "decode-0", "given_back_bytes": 0}'),
     }
-    run = aegis("memory", "limit", "decode-0", "0.25GiB", "--timeout", "2", "--url", server)
-    assert run.out == "decode-0 may hold 256MiB; it gave back 24MiB\n"
+    asked = ("memory", "limit", "decode-0", "0.25GiB", "--timeout", "2", "--url", server)
+    Answers.table["GET /debug/memory"] = (200, memory_with("decode-0", limit_bytes=256 << 20))
+    assert aegis(*asked).out == "decode-0 may hold 256MiB; it gave back 24MiB\n"
+    Answers.table["GET /debug/memory"] = (200, memory_with("decode-0", limit_bytes=None))
+    assert aegis(*asked).out == "decode-0 has no limit any more: its device has 128MiB; it gave back 24MiB\n"
+    Answers.table["GET /debug/memory"] = (200, memory_with("decode-1", limit_bytes=None))
+    assert aegis(*asked).out == "decode-0 may hold 256MiB; it gave back 24MiB\n"
     assert aegis("memory", "--url", server, "trim", "decode-0").out == "decode-0 gave back 0B\n"
-    assert Answers.asked == [
-        {"instance": "decode-0", "limit": 256 << 20, "timeout_s": 2},
-        {"instance": "decode-0", "timeout_s": 30},
-    ]
+    limit = {"instance": "decode-0", "limit": 256 << 20, "timeout_s": 2}
+    assert Answers.asked == [limit, None] * 3 + [{"instance": "decode-0", "timeout_s": 30}]
 
 
 def test_a_refusal_of_the_server_is_told_in_its_words_with_exit_code_1(aegis: Any, server: str) -> None:
@@ -295,6 +325,15 @@ def test_no_server_is_one_line_and_exit_code_2(aegis: Any) -> None:
     run = aegis("models", "list", "--url", url)
     assert run.code == 2
     assert re.fullmatch(rf"aegis: no server at {url} \([^\n]+\); is `aegis launch` running there\?\n", run.err)
+
+
+@pytest.mark.parametrize(
+    "command", [("models", "list"), ("bench", "serve"), ("bench", "interference", "--model", "x")], ids=" ".join
+)
+def test_a_server_without_tls_is_said_to_have_none(aegis: Any, server: str, command: tuple[str, ...]) -> None:
+    secure = server.replace("http:", "https:")
+    run = aegis(*command, "--url", secure)
+    assert (run.code, run.err) == (2, f"aegis: the server at {secure} speaks http://, not https://\n")
 
 
 @pytest.mark.parametrize("body", ["<html>", "[]", "{}"])
