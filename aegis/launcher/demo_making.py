@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aegis.core.errors import ModelRefused, UserError
-from aegis.models.cache import default_cache_dir
+from aegis.models.cache import default_cache_dir, made
 from aegis.models.sources import Source, is_checkpoint
 from aegis.node.model_catalogue import Catalogue
 from aegis.process.child import end_with_launcher
@@ -35,6 +35,7 @@ async def make_first_models() -> None:
     missing = missing_models(default_cache_dir())
     if len(missing) < len(RECIPES):
         return
+    made(default_cache_dir())  # else the process that makes them would say so, and this one that it has
     making = await _start(missing[:WORKERS])
     try:
         if await making.wait():

@@ -9,10 +9,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aegis.core.errors import UserError
+
 
 def default_cache_dir() -> Path:
     """`$AEGIS_CACHE`, else `~/.cache/aegis`."""
     return Path(os.environ.get("AEGIS_CACHE") or "~/.cache/aegis").expanduser()
+
+
+def made(cache_dir: Path) -> Path:
+    """The directory, made if it is not there. Raises UserError where it cannot be, or cannot be written to."""
+    advice = "name a writable directory with AEGIS_CACHE"
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"the cache {cache_dir} is no directory; {advice}") from None
+    except OSError as error:
+        raise UserError(f"the cache {cache_dir} cannot be made: {error.strerror}; {advice}") from None
+    if not os.access(cache_dir, os.W_OK | os.X_OK):
+        raise UserError(f"the cache {cache_dir} cannot be written to; {advice}")
+    return cache_dir
 
 
 def lock_file(target: Path) -> Path:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
-from aegis.models.cache import default_cache_dir, locked, replacing
+from aegis.models.cache import default_cache_dir, locked, made, replacing
 from aegis.models.demo.recipes import RECIPES, STEPS, edition
 from aegis.models.failures import one_line
 from aegis.models.sources import Source, is_checkpoint
@@ -50,7 +50,7 @@ def make_market(cache_dir: Path | None = None, only: Collection[str] = tuple(REC
     for name in only:
         if name not in RECIPES:
             raise UserError(f"'{name}' is none of the demo market's models, which are {', '.join(RECIPES)}")
-    cache_dir = cache_dir or default_cache_dir()
+    cache_dir = made(cache_dir or default_cache_dir())
     market = _market(cache_dir)
     try:
         with locked(market):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aegis.models.cache import default_cache_dir, locked, replacing
+from aegis.core.errors import UserError
+from aegis.models.cache import default_cache_dir, locked, made, replacing
 
 
 def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -14,6 +15,16 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert default_cache_dir() == tmp_path
     monkeypatch.delenv("AEGIS_CACHE")
     assert default_cache_dir() == Path.home() / ".cache" / "aegis"
+
+
+def test_a_cache_that_cannot_be_made_is_told_with_the_variable_that_names_another(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place, reason in (("file", "is no directory"), ("file/in", "cannot be made: Not a directory")):
+        with pytest.raises(UserError) as told:
+            made(tmp_path / place)
+        advice = "name a writable directory with AEGIS_CACHE"
+        assert told.value.message == f"the cache {tmp_path / place} {reason}; {advice}"
+    assert made(tmp_path / "new" / "one").is_dir()
 
 
 def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:

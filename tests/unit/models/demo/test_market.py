@@ -75,11 +75,12 @@ def test_a_market_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert all(len(list(Path(source.root).iterdir())) == 1 for source in demo_models(tmp_path))
 
 
-@pytest.mark.parametrize("what", ["a model's place", "the cache"])
+@pytest.mark.parametrize("what", ["a model's place", "the market's place"])
 def test_why_a_market_cannot_be_made_is_one_line(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever process finds out: another one's words would not be where its reader looks."""
     name, cache = next(iter(RECIPES)), tmp_path / "cache"
-    taken = Path(demo_models(cache)[0].root).with_name(f".{name}.draft") if what == "a model's place" else cache
+    place = Path(demo_models(cache)[0].root)
+    taken = place.with_name(f".{name}.draft") if what == "a model's place" else place.parent.parent
     taken.parent.mkdir(parents=True, exist_ok=True)
     taken.write_text("a file")
     with pytest.raises(UserError, match=r"cannot be made in .*: .*(File exists|Not a directory).*start again") as told:
