@@ -281,7 +281,8 @@ class InstanceSupervisor:
         after_s = time.monotonic() - started_s
         was_ready, place.ready, place.living, place.process = place.ready, False, False, None
         if not self._closing:
-            log.warning("%s (pid %d) ended with code %d", place.instance, process.pid, code)
+            level = logging.INFO if place.drained and code == 0 else logging.WARNING
+            log.log(level, "%s (pid %d) ended with code %d", place.instance, process.pid, code)
             await self._on_lost(place.instance, place.incarnation)
         host.machine.poison(host.words)
         if not self._closing:

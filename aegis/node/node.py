@@ -276,12 +276,13 @@ class Node:
     async def lost(self, instance: InstanceId, incarnation: int) -> None:
         """The instance's process is gone. The others learn of it only when every proxy knows: otherwise their messages,
         and their use of KV that is not coming, would be taken for good."""
+        requested = self.pool.drained(instance)
         if instance in self.up:
             self.up.discard(instance)
             self._outbox.forget(instance)
             self._leave_links(instance)
             self.reports.pop(instance, None)
-            await self.proxies.lost(InstanceLost(instance, incarnation, requested=self.pool.drained(instance)))
+            await self.proxies.lost(InstanceLost(instance, incarnation, requested=requested))
             if self._fetches:
                 await self._fetches.lost(instance)
             self._answer(self.host.lost(instance, self.pool.words(instance)))
@@ -290,7 +291,7 @@ class Node:
             self._release(self._lost_proxies.lost(instance))
         if self.bus:
             self.bus.ended(instance)
-        self.metrics.restarted(instance)
+        self.metrics.ended(instance, requested=requested)
         self.catalogue.lost(instance)
         self._outbox.flush()
 

@@ -63,11 +63,11 @@ class InstanceMetrics(Collector):
         """There is none of that name any more, nor will there be."""
         self._instances.pop(instance, None)
 
-    def restarted(self, instance: InstanceId) -> None:
-        """A new process: its counters begin at 0, its memory empty."""
+    def ended(self, instance: InstanceId, *, requested: bool) -> None:
+        """The counters of its next process begin at 0, its memory empty. Restarts are those that nobody asked for."""
         at = self._at(instance)
         at.up = False
-        at.restarts += 1
+        at.restarts += not requested
         at.process, at.gauges, at.accounts, at.fragmentation, at.shapes = {}, {}, {}, {}, ()
 
     def _at(self, instance: InstanceId) -> _Instance:

@@ -55,6 +55,6 @@ class NodeMetrics:
     def removed(self, instance: InstanceId) -> None:
         self._instances.removed(instance)
 
-    def restarted(self, instance: InstanceId) -> None:
-        """The instance gets a new process; it is not up yet."""
-        self._instances.restarted(instance)
+    def ended(self, instance: InstanceId, *, requested: bool) -> None:
+        """The instance has no process; it gets a new one, unless its end was requested."""
+        self._instances.ended(instance, requested=requested)

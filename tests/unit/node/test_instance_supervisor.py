@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
+import pytest
+
 from aegis.control.settings import BusSettings
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, MachineId
@@ -25,13 +27,18 @@ class Process:
 
     def __init__(self) -> None:
         self._ended = asyncio.Event()
+        self._code = 0
+
+    def end(self, code: int = 0) -> None:
+        self._code = code
+        self._ended.set()
 
     def kill(self) -> None:
-        self._ended.set()
+        self.end(-9)
 
     async def wait(self) -> int:
         await self._ended.wait()
-        return -9
+        return self._code
 
 
 class Machine:
@@ -142,3 +149,24 @@ def test_an_instance_that_is_drained_while_it_starts_has_a_process() -> None:
             await asyncio.sleep(0)
 
     standing(work)
+
+
+@pytest.mark.parametrize(
+    ("drained", "code", "level"), [(True, 0, "INFO"), (True, -9, "WARNING"), (False, 0, "WARNING")]
+)
+def test_a_drained_process_that_ends_in_order_is_nothing_to_warn_of(
+    drained: bool, code: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(stand: Stand) -> None:
+        process = Process()
+        stand.machine.answer.set_result(process)
+        stand.pool.became_ready(MIXED)
+        if drained:
+            stand.pool.drain(MIXED)
+        process.end(code)
+        while not stand.lost:
+            await asyncio.sleep(0)
+
+    with caplog.at_level("INFO"):
+        standing(work)
+    assert [each.levelname for each in caplog.records if f"ended with code {code}" in each.message] == [level]

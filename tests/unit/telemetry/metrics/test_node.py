@@ -36,13 +36,22 @@ def test_counters_of_an_instance_go_on_over_its_restarts() -> None:
     metrics = NodeMetrics()
     metrics.telemetry(DECODE, report(swap_in_bytes=10, swap_out_bytes=1, steps=5, engine_initialisations=1))
     metrics.telemetry(DECODE, report(swap_in_bytes=30, swap_out_bytes=1, steps=7, engine_initialisations=1))
-    metrics.restarted(DECODE)
+    metrics.ended(DECODE, requested=False)
     metrics.telemetry(DECODE, report(swap_in_bytes=40, steps=1, engine_initialisations=1))
     assert value(metrics, "kv_swap_bytes_total", instance="decode-0", direction="in") == 70
     assert value(metrics, "kv_swap_bytes_total", instance="decode-0", direction="out") == 1
     assert value(metrics, "instance_steps_total", instance="decode-0") == 8
     assert value(metrics, "engine_initialisations_total", instance="decode-0") == 2
     assert value(metrics, "instance_restarts_total", instance="decode-0") == 1
+
+
+def test_an_end_that_was_requested_is_no_restart() -> None:
+    metrics = NodeMetrics()
+    metrics.telemetry(DECODE, report(steps=5))
+    metrics.ended(DECODE, requested=True)
+    metrics.telemetry(DECODE, report(steps=5))
+    assert value(metrics, "instance_restarts_total", instance="decode-0") == 0
+    assert value(metrics, "instance_steps_total", instance="decode-0") == 10
 
 
 def test_gauges_of_an_instance_are_those_of_now() -> None:
@@ -54,7 +63,7 @@ def test_gauges_of_an_instance_are_those_of_now() -> None:
     assert value(metrics, "memory_device_pages_free", instance="decode-0") == 4
     assert value(metrics, "instance_queued", instance="decode-0") == 3
     assert value(metrics, "instance_running", instance="decode-0") == 2
-    metrics.restarted(DECODE)
+    metrics.ended(DECODE, requested=False)
     assert value(metrics, "instance_up", instance="decode-0") == 0
     assert value(metrics, "memory_device_pages_free", instance="decode-0") is None
 
@@ -76,7 +85,7 @@ def test_fragmentation_is_told_by_region() -> None:
     ratio = "kv_slab_fragmentation_ratio"
     assert value(metrics, ratio, instance="decode-0", region="device") == 1 - 90 / 200
     assert value(metrics, ratio, instance="decode-0", region="host") == 0
-    metrics.restarted(DECODE)
+    metrics.ended(DECODE, requested=False)
     assert value(metrics, ratio, instance="decode-0", region="device") is None
 
 
@@ -100,5 +109,5 @@ def test_slabs_and_blocks_are_told_by_shape() -> None:
     labels = {"instance": "decode-0", "region": "device", "block_bytes": "100"}
     assert value(metrics, "kv_slab_bytes", **labels) == 3000
     assert [value(metrics, "kv_blocks", state=state, **labels) for state in ("free", "used", "moving")] == [20, 7, 2]
-    metrics.restarted(DECODE)
+    metrics.ended(DECODE, requested=False)
     assert value(metrics, "kv_slab_bytes", **labels) is None
