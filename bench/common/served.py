@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aegis.core.errors import UserError
 from aegis.models.demo.market import make_market
-from bench.common.processes import end
+from bench.common.processes import end, ended_in_order
 
 _START_S = 180.0
 _STOP_S = 30.0
@@ -46,7 +46,7 @@ def launched(options: Sequence[str], *, remembers: bool = True) -> Iterator[Serv
     if "--models" not in options and "--config" not in options:
         make_market()  # else it would serve those first that are made first
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
-    with tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
+    with ended_in_order(), tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
         began_s = time.monotonic()
         process = subprocess.Popen(
             command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT

@@ -28,6 +28,7 @@ from bench.calibration import telemetry
 from bench.calibration.serving_estimates import Qualities, serving_lines, serving_quality
 from bench.calibration.suite import calibrate
 from bench.calibration.telemetry import Telemetry
+from bench.common.processes import ended_in_order
 from bench.common.result_files import check, make_directory, write, write_json
 from bench.common.served import served
 from bench.fidelity.errors import Compared, compare
@@ -84,7 +85,7 @@ def run(options: FidelityOptions) -> dict[str, Any]:
         check(options.json)
     if options.keep:
         make_directory(options.keep)
-    with _directory(options.keep) as directory:
+    with ended_in_order(), _directory(options.keep) as directory:
         replayed = _replays(options, directory)
         serving = serving_quality(replayed.whole.spans, replayed.node.models)
         print(*serving_lines(serving), initialised(replayed.initialisations), "", sep="\n")

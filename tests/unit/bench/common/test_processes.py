@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from bench.common.processes import cpu_s, shared_out_bytes
 
@@ -43,3 +45,22 @@ def test_a_process_that_has_ended_holds_nothing() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert shared_out_bytes([child.pid]) == 0
+
+
+_BESIDE_A_DIRECTORY = """
+import tempfile, time
+from bench.common.processes import ended_in_order
+with ended_in_order(), ended_in_order(), tempfile.TemporaryDirectory() as directory:
+    print(directory, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_sigterm_leaves_nothing_behind() -> None:
+    process = subprocess.Popen([sys.executable, "-c", _BESIDE_A_DIRECTORY], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    directory = Path(process.stdout.readline().strip())
+    assert directory.is_dir()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert not directory.exists()
