@@ -20,9 +20,7 @@ from aegis.core.errors import UserError, install_advice
 
 LOCAL, AUTO = "local", "auto"
 _OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
-_ANSWERS_WITHIN_S, _SPEAKS_WITHIN_S = 3.0, 10.0
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # HTTP/2, with settings that say nothing
-_FRAME_BYTES, _SETTINGS = 9, 4  # the head of a frame, and the type of the first one
+_ANSWERS_WITHIN_S = 3.0
 _QUIET = {"logging_level": "error", "include_dashboard": False}
 _OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -88,30 +86,12 @@ def _found_here() -> str | None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Ray itself tries for minutes, also where something else listens. Raises UserError."""
+    """Ray itself tries for minutes. Raises UserError."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S) as connection:
-            speaks = _speaks_tls() or _speaks_http2(connection)
+        socket.create_connection((host, int(port)), _ANSWERS_WITHIN_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(f"no Ray cluster answers at {address} ({_line(error)}); see --ray", param="ray") from None
-    if not speaks:
-        raise UserError(f"what answers at {address} is no Ray cluster; give the HOST:PORT of its head", param="ray")
-
-
-def _speaks_tls() -> bool:
-    """Whether the cluster is asked over TLS, as Ray reads it: then only Ray knows how."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-
-
-def _speaks_http2(connection: socket.socket) -> bool:
-    """As the head of a cluster does: it begins with its settings. Raises OSError."""
-    connection.settimeout(_SPEAKS_WITHIN_S)
-    connection.sendall(_GREETING)
-    told = b""
-    while len(told) < _FRAME_BYTES and (more := connection.recv(_FRAME_BYTES - len(told))):
-        told += more
-    return len(told) == _FRAME_BYTES and told[3] == _SETTINGS
 
 
 def _line(error: Exception) -> str:

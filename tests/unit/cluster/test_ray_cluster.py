@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -19,35 +18,6 @@ def test_nobody_answers() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(UserError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
         ray_cluster._refuse_unreachable(f"127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 505 HTTP Version Not Supported\r\n\r\n", b"-ERR\r\n", b""])
-def test_what_answers_is_no_cluster(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=answer_once, args=(listener, answer))
-        thread.start()
-        port = listener.getsockname()[1]
-        with pytest.raises(UserError, match=f"what answers at 127.0.0.1:{port} is no Ray cluster; give the HOST:PORT"):
-            ray_cluster._refuse_unreachable(f"127.0.0.1:{port}")
-        thread.join()
-
-
-def test_settings_of_http2_are_taken_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-        thread = threading.Thread(target=answer_once, args=(listener, b"\0\0\0\4\0\0\0\0\0"))
-        thread.start()
-        ray_cluster._refuse_unreachable(address)
-        thread.join()
-        monkeypatch.setenv("RAY_USE_TLS", "1")
-        ray_cluster._refuse_unreachable(address)
-
-
-def answer_once(listener: socket.socket, answer: bytes) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.recv(1000)
-        connection.sendall(answer)
 
 
 LAUNCH = """
