@@ -94,12 +94,17 @@ class Top(App[None]):
             self.call_from_thread(self._on_live, live)
 
     def _on_live(self, live: Live) -> None:
-        if self._server.add(live):
+        if self._is_shown() and self._server.add(live):
             self._live = live
             self._show(live)
 
     def _show_message(self, text: str, style: str = "") -> None:
-        self.query_one("#head", Static).update(Text(text, style=style))
+        if self._is_shown():
+            self.query_one("#head", Static).update(Text(text, style=style))
+
+    def _is_shown(self) -> bool:
+        """No longer while it quits, which an answer may come during."""
+        return bool(self.query("#head"))
 
     # --- showing ------------------------------------------------------------------------------------------------------
 

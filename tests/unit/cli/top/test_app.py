@@ -8,6 +8,7 @@ from typing import Any
 
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
+from textual.worker import Worker, WorkerState
 
 from aegis.admin_client import AdminClient
 from aegis.cli.top.app import Top
@@ -67,6 +68,19 @@ def test_keys_pause_sort_and_quit() -> None:
         assert "tokens/s" in str(app.query_one("#models-title", Static).render())
         await pilot.press("q")
         await until(pilot, lambda: not app.is_running)
+
+    driven(WatchedMarket(3), work)
+
+
+def test_an_answer_that_comes_while_it_quits_is_passed_over() -> None:
+    """The screen is empty by then, and the last request under way."""
+
+    async def work(app: Top, pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "live" in head(app))
+        await app.screen.remove_children()
+        answers: list[Worker[Any]] = []
+        app.set_interval(0.05, lambda: answers.extend(app.workers))
+        await until(pilot, lambda: any(each.state is WorkerState.SUCCESS for each in answers))
 
     driven(WatchedMarket(3), work)
 
