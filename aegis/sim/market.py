@@ -250,7 +250,8 @@ class SimMarket:
     def _submit(self, request: RequestId, model: ModelId, wanted: SimRequest) -> None:
         job = self._job(request, model, wanted)
         work = Work(job.model, len(job.prompt))
-        if self._refuses_late and self._core.admission.late_ns(work, job.priority, job.arrival_ns) is not None:
+        late_ns = self._core.admission.late_ns
+        if self._refuses_late and late_ns(request, work, job.priority, job.arrival_ns) is not None:
             self._unserved(job, wanted, REFUSED)
             return
         self._reused.note(request, wanted.reused_tokens, len(job.prompt))
