@@ -46,9 +46,9 @@ class SloFields(Fields):
 
 
 class LimitsFields(Fields):
-    requests_per_minute = Integer(None, low=1, high=LIMIT_MAX)
-    tokens_per_minute = Integer(None, low=1, high=LIMIT_MAX)
-    concurrent = Integer(None, low=1, high=LIMIT_MAX)
+    requests_per_minute = Integer(None, low=0, high=LIMIT_MAX, about="0: no limit")
+    tokens_per_minute = Integer(None, low=0, high=LIMIT_MAX, about="0: no limit")
+    concurrent = Integer(None, low=0, high=LIMIT_MAX, about="0: no limit")
 
 
 class UpdateBody(ModelBody):
@@ -144,7 +144,7 @@ def _deadline_ns(deadline_ms: float | None) -> int | None:
 
 
 def _read_limits(fields: LimitsFields) -> Limits:
-    limits = Limits(fields.requests_per_minute, fields.tokens_per_minute, fields.concurrent)
+    limits = Limits(fields.requests_per_minute or None, fields.tokens_per_minute or None, fields.concurrent or None)
     fields.end()
     return limits
 

@@ -103,7 +103,7 @@ def test_a_model_is_changed_by_command(edited: Edited) -> None:
         card = edited.card("llama")
         assert card and (card[key] == value or card[key] == {"tokens_per_minute": None} | dict(value))  # type: ignore[call-overload]
     assert asyncio.run(aegis_models(server, "set", "lama", "--pin"))[0] == 1
-    reply = server.post("/models/update", {"model": "llama", "limits": {"concurrent": 0}})
+    reply = server.post("/models/update", {"model": "llama", "limits": {"concurrent": -1}})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "limits.concurrent")
     statuses = [server.post("/v1/completions", GREEDY | {"model": "llama"}).status_code for _ in range(4)]
     assert statuses == [200] * 3 + [429]

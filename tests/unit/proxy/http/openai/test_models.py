@@ -89,11 +89,16 @@ def test_a_model_is_changed_in_what_is_named_and_nothing_else() -> None:
     assert (card["priority"], card["limits"]["concurrent"], card["pinned"]) == (-3, 4, True)
     card = update(pace="smooth").json()
     assert (card["pace"], card["priority"], card["pinned"]) == ("smooth", -3, True)
-    assert update(limits={}, pin=False).json()["limits"]["concurrent"] is None
+    assert update(limits={"concurrent": 0, "tokens_per_minute": 9}).json()["limits"] == {
+        "requests_per_minute": None,
+        "tokens_per_minute": 9,
+        "concurrent": None,
+    }
+    assert update(limits={}, pin=False).json()["limits"]["tokens_per_minute"] is None
     for changes, param in (
         ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
         ({"slo": {"tbt": 1}}, "slo.tbt"),
-        ({"limits": {"concurrent": 0}}, "limits.concurrent"),
+        ({"limits": {"concurrent": -1}}, "limits.concurrent"),
         ({"priority": 9}, "priority"),
         ({"pin": 1}, "pin"),
         ({"pace": "slow"}, "pace"),
