@@ -117,7 +117,11 @@ class Instances(Section):
 
     prefill: Count = Field(default=1, description="Prefill instances")
     decode: Count = Field(default=1, description="Decode instances")
-    mixed: CountOrNone = Field(default=0, description="Instances that prefill and decode; then there are no others")
+    mixed: CountOrNone = Field(
+        default=0,
+        description="Instances that prefill and decode; then there are no others. Where none of the three is set: two, "
+        "and on GPUs one for each",
+    )
     roles: Roles | None = Field(
         default=None,
         description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
