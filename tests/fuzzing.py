@@ -27,7 +27,7 @@ for _, _module, _ in pkgutil.walk_packages(schemathesis.__path__, "schemathesis.
     if _module.split(".")[1] in ("generation", "python", "specs", "transport"):
         importlib.import_module(_module)
 
-CASES = int(os.environ.get("AEGIS_FUZZ_CASES", "500"))
+CASES = int(os.environ.get("AEGIS_FUZZ_CASES", "100"))
 """Requests in all."""
 
 _LAWS = {"/v1/messages": check_messages, "/v1/responses": check_responses}

@@ -17,6 +17,11 @@ def first_of(count: int, values: Sequence[Any]) -> list[Any]:
     return [*values[:count], *(pytest.param(value, marks=pytest.mark.long) for value in values[count:])]
 
 
+def first_rows_of(count: int, rows: Sequence[Sequence[Any]]) -> list[Any]:
+    """The same where each value is of several arguments."""
+    return [*rows[:count], *(pytest.param(*row, marks=pytest.mark.long) for row in rows[count:])]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items if not LONG else ():
         if item.get_closest_marker("long"):

@@ -178,6 +178,7 @@ def test_a_checkpoint_that_is_deleted_is_served_on(tmp_path: Path, cache: Path, 
         assert server.get("/v1/models").status_code == httpx.codes.OK
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_it_ends_soon_in_the_middle_of_streams(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     with attacked(tmp_path / "server", cache, "--models", str(checkpoints_dir / "llama")) as server:

@@ -10,6 +10,7 @@ import pytest
 
 from aegis.core.request import FinishReason
 from proxy.http.market import Delta, Finished, PromptScores
+from tests.long_forms import first_of
 from tests.unit.proxy.http.scripted import calling, market, spec, tokens
 
 pytestmark = pytest.mark.alone
@@ -19,7 +20,7 @@ LATE_S = 0.25
 """How much later than due the event loop may come to something."""
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", first_of(1, [True, False]))
 def test_an_echoed_prompt_of_many_choices_keeps_nobody_waiting(stream: bool) -> None:
     """Half a million of its tokens are told."""
     deliveries = [PromptScores(tokens("a" * 1999)), Delta(tokens("y")), Finished(FinishReason.LENGTH)]

@@ -14,6 +14,7 @@ import pytest
 from tests.attacks.harness import HEALTH_S, at_once, attacked, under_attack
 from tests.attacks.wire import Heard, Wire, request
 from tests.live.server import Server
+from tests.long_forms import first_rows_of
 
 pytestmark = pytest.mark.alone
 
@@ -74,7 +75,12 @@ def flood(url: str, begin: bytes, unit: bytes) -> tuple[int, Heard]:
         return sent, wire.hear(within_s=2.0, silence_s=0.1)
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+SLOW = ("requests that no answer is awaited of", "a body for nobody", "a body behind Upgrade")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in ENDLESS]
+)
 def test_what_has_no_end_is_cut_off(server: Server, name: str) -> None:
     begin, unit = ENDLESS[name]
     with under_attack(server, f"endless {name}"):
@@ -131,7 +137,9 @@ def in_chunks(body: bytes, size: int) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-@pytest.mark.parametrize(("nbytes", "size", "status"), [(1 << 20, 64, 200), (200, 1, 200), (1 << 20, 1, 400)])
+@pytest.mark.parametrize(
+    ("nbytes", "size", "status"), first_rows_of(1, [(1 << 20, 1, 400), (200, 1, 200), (1 << 20, 64, 200)])
+)
 def test_small_chunks_are_read_unless_there_are_many(server: Server, nbytes: int, size: int, status: int) -> None:
     body = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 2}).encode().ljust(nbytes)
     with under_attack(server, f"{nbytes} bytes in chunks of {size}"), Wire(server.url) as wire:
@@ -139,9 +147,10 @@ def test_small_chunks_are_read_unless_there_are_many(server: Server, nbytes: int
         assert wire.hear(count=1).statuses == [status]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("leaves", "health_s"),
-    [pytest.param(False, HEALTH_S, marks=pytest.mark.long), (True, 8 * HEALTH_S)],
+    [(False, HEALTH_S), (True, 8 * HEALTH_S)],
     ids=["stay", "leave"],
 )
 def test_bodies_of_chunks_of_a_byte_that_come_again_and_again_disturb_few(
@@ -169,12 +178,14 @@ def come_again_and_again(server: Server, sent: bytes, *, leaves: bool) -> None:
     at_once(come_again, 8)
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_those_who_left_before_they_were_refused(guarded: Server) -> None:
     """Some thousand; with what was read of each kept by the traceback of its refusal, it would be 128 MiB."""
     with under_attack(guarded, "many that leave before a 401", key=KEY, growth_kib=10 << 10, health_s=8 * HEALTH_S):
         come_again_and_again(guarded, head() + b"1\r\nx\r\n" * 60_000, leaves=True)
 
 
+@pytest.mark.long
 def test_many_requests_of_clients_that_leave_at_once_disturb_few(server: Server) -> None:
     """Each would generate 400 tokens. None of those who left is begun, and none that waits behind another is parsed."""
     one = json.dumps({"model": "llama", "prompt": [5, 6], "max_tokens": 400, "ignore_eos": True}).encode()

@@ -16,7 +16,7 @@ import pytest
 from tests.attacks.harness import END_S, MEMORY, under_attack
 from tests.live.server import ROOT, START_S, Server, eventually, processes_of
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 REQUESTS = 4_000
 NOBODY = "x" * 256

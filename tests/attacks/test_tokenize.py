@@ -76,6 +76,7 @@ def test_megabytes_of_text_keep_nobody_waiting(server: Server, path: str) -> Non
     assert beside.worst_s <= HONEST_S, f"an honest prompt took {beside.worst_s:.2f} s"
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_those_that_leave_before_their_text_is_tokenized_keep_nobody_waiting(server: Server) -> None:
     body = body_of("/tokenize", 0)

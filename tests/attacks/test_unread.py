@@ -16,7 +16,7 @@ from tests.attacks.wire import request
 from tests.live.server import WAIT_S, Server, eventually
 from tests.long_forms import first_of
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.long]
 
 READERS = 16
 TEXT = "the cat and the hat " * 40_000

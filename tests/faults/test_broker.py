@@ -24,6 +24,7 @@ def _verify(pool: Pool, trial: Trial, restarts: int) -> None:
     assert pool.server.metrics().total("instance_restarts_total") == restarts
 
 
+@pytest.mark.long
 def test_it_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """One of the user's is away for a second; the server's own is started again by itself."""
     restarts = pool.server.metrics().total("instance_restarts_total")

@@ -23,6 +23,8 @@ from tests.live.cases import Case
 from tests.live.market import MARKET
 from tests.live.server import Server, launched
 
+pytestmark = pytest.mark.long
+
 IMAGES = 3
 """How many of the market's images the model cache holds; each is two extents. The others are read from disk."""
 

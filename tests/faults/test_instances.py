@@ -59,7 +59,8 @@ def test_a_mixed_one_is_killed(
         assert "Traceback" not in pool.server.output()
 
 
-@pytest.mark.parametrize("instance", ["decode-1", pytest.param("prefill-1", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("instance", ["decode-1", "prefill-1"])
 def test_one_stands_still(
     pool: Pool, some_cases: Sequence[Case], moment: float, instance: str, figures: Figures
 ) -> None:

@@ -19,6 +19,7 @@ from tests.faults.pool import MARKET_OPTIONS
 from tests.faults.trial import undergo
 from tests.live.cases import Case
 from tests.live.server import STOP_S, Server, eventually, launched, leaves_nothing, processes_of
+from tests.long_forms import first_of
 from tests.redis_server import redis_server
 
 GONE_S = 2.0
@@ -37,6 +38,7 @@ def _kill(server: Server) -> None:
     leaves_nothing(server)
 
 
+@pytest.mark.long
 def test_it_is_killed_and_another_one_answers(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, some_cases: Sequence[Case], moment: float, figures: Figures
 ) -> None:
@@ -76,7 +78,7 @@ def _makes_the_demo(commands: Sequence[str]) -> bool:
     return sum("spawn_main" in command for command in commands) == 2
 
 
-@pytest.mark.parametrize("starting", [_registers, _makes_the_demo])
+@pytest.mark.parametrize("starting", first_of(1, [_makes_the_demo, _registers]))
 def test_it_is_killed_while_it_starts(
     tmp_path: Path, checkpoints_dir: Path, starting: Callable[[Sequence[str]], bool]
 ) -> None:
@@ -89,6 +91,7 @@ def test_it_is_killed_while_it_starts(
         eventually(lambda: not processes_of(session), "nobody is left", STOP_S)
 
 
+@pytest.mark.long
 def test_a_bug_in_its_main_task_ends_all_of_it(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     """Nobody waits for ever for an answer that will not come."""
     with launched(tmp_path / "server", cache, "--models", str(checkpoints_dir), "--dtype", "float32") as server:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.faults.figures import Figures
 from tests.faults.pool import opened
 from tests.faults.trial import nothing, undergo
@@ -14,6 +16,7 @@ HOST = ("--host-memory", "24MiB", "--model-cache", "16MiB")
 """Four slabs of KV, for two instances."""
 
 
+@pytest.mark.long
 def test_there_is_hardly_any(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, tight_memory: str, some_cases: Sequence[Case], figures: Figures
 ) -> None:

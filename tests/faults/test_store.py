@@ -32,6 +32,7 @@ def _answers_are_known(pool: Pool, trial: Trial, *, kept: bool) -> None:
     assert server.metrics().total("store_replayed_total") == replayed + len(again) or not kept
 
 
+@pytest.mark.long
 def test_it_is_killed(pool: Pool, some_cases: Sequence[Case], moment: float, figures: Figures) -> None:
     """One of the user's is away for a second; the server's own is started again by itself."""
 

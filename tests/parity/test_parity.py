@@ -15,7 +15,7 @@ from aegis.telemetry.decisions import DecisionLog
 from proxy.policies.kvpr import KvPressureRatio
 from proxy.policies.pressure import Pressure
 from proxy.routing.placement_views import PlacementPolicy, PlacementRules
-from tests.long_forms import LONG
+from tests.long_forms import LONG, first_of
 from tests.parity.live import LiveRun
 from tests.parity.scenarios import Scenario
 
@@ -84,7 +84,7 @@ def _until(time_ns: int, lines: list[str]) -> list[str]:
     return [line for line in lines if int(line.partition(" ")[0]) <= time_ns]
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", first_of(3, list(SCENARIOS)))
 def test_the_same_is_decided(name: str) -> None:
     first = (1 + list(SCENARIOS).index(name)) * SEEDS
     missing = set(DECIDED[name])
@@ -95,8 +95,8 @@ def test_the_same_is_decided(name: str) -> None:
     assert not missing, "nothing of this kind was decided"
 
 
-@pytest.mark.parametrize("roles", Roles)
-@pytest.mark.parametrize("at", range(2), ids=["swaps", "many instances"])
+@pytest.mark.parametrize("roles", first_of(1, list(Roles)))
+@pytest.mark.parametrize("at", first_of(1, range(2)), ids=["swaps", "many instances"])
 def test_slack_decides_the_same(at: int, roles: Roles) -> None:
     """On prefill instances too, where jobs pass each other."""
     known = (SCENARIOS["swaps"], SCENARIOS["many instances"])[at]
@@ -107,7 +107,7 @@ def test_slack_decides_the_same(at: int, roles: Roles) -> None:
         assert simulated and not difference(simulated, live), f"seed {seed}"
 
 
-@pytest.mark.parametrize("roles", Roles)
+@pytest.mark.parametrize("roles", first_of(1, list(Roles)))
 def test_what_is_kept_is_the_same(roles: Roles) -> None:
     """And is given up for what lives, host memory being short."""
     scenario = Scenario(policy="least-slack", roles=roles, host_slabs=10, requests=25, leaving=20, reuses=True)
@@ -119,7 +119,7 @@ def test_what_is_kept_is_the_same(roles: Roles) -> None:
     assert not missing, "nothing of this kind was decided"
 
 
-@pytest.mark.parametrize("policy", RIVALS)
+@pytest.mark.parametrize("policy", first_of(5, list(RIVALS)))
 def test_rivals_decide_the_same(policy: str) -> None:
     """On instances that prefill and decode."""
     seed = len(SCENARIOS) * SEEDS + RIVALS.index(policy)
@@ -127,8 +127,8 @@ def test_rivals_decide_the_same(policy: str) -> None:
     assert simulated and not difference(simulated, live)
 
 
-@pytest.mark.parametrize("roles", Roles)
-@pytest.mark.parametrize("policy", ["least-slack", "aegaeon"])
+@pytest.mark.parametrize("roles", first_of(1, list(Roles)))
+@pytest.mark.parametrize("policy", first_of(1, ["least-slack", "aegaeon"]))
 def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
     """With and without KV, which is passed on where it had not arrived."""
     scenario = Scenario(policy=policy, roles=roles, decodes=2, pages=60, requests=30, over_s=4, leaving=20, moves=12)
@@ -142,10 +142,13 @@ def test_moves_go_the_same_way(policy: str, roles: Roles) -> None:
 
 @pytest.mark.parametrize(
     "placement",
-    [
-        lambda site: Pressure(short_ppm=60_000, rules=PlacementRules(settled_ns=NS_PER_S, keeps=False)),
-        lambda site: KvPressureRatio(),
-    ],
+    first_of(
+        1,
+        [
+            lambda site: Pressure(short_ppm=60_000, rules=PlacementRules(settled_ns=NS_PER_S, keeps=False)),
+            lambda site: KvPressureRatio(),
+        ],
+    ),
     ids=["pressure", "kvpr"],
 )
 def test_models_are_placed_alike(placement: Callable[[Site], PlacementPolicy]) -> None:

@@ -12,7 +12,7 @@ from aegis.sim.faults.fake_models import make_adapter, make_spec
 from aegis.sim.faults.world import Scenario
 from tests.long_forms import first_of
 from tests.sim.test_cores import play
-from tests.sim.test_mixed import LANES, POLICIES
+from tests.sim.test_mixed import FEW, FEW_FIRST, LANES, POLICIES
 
 BASES = tuple(make_spec(i, image_pages=3 + i, block_bytes=[65536, 131072, 98304][i]) for i in range(3))
 SPECS = (
@@ -21,7 +21,10 @@ SPECS = (
     *[make_adapter(i, BASES[1]) for i in range(5, 8)],
 )
 POLICIES_OF_ALL = {name: policy for name, policy in POLICIES.items() if "muxserve" not in name and "s-part" not in name}
-each_policy = pytest.mark.parametrize("policy", POLICIES_OF_ALL.values(), ids=list(POLICIES_OF_ALL))
+_FEW_FIRST = [name for name in FEW_FIRST if name in POLICIES_OF_ALL]
+each_policy = pytest.mark.parametrize(
+    "policy", first_of(len(FEW), [POLICIES_OF_ALL[name] for name in _FEW_FIRST]), ids=_FEW_FIRST
+)
 
 
 def mixed(policy: Policy, **sizes: object) -> Scenario:

@@ -89,6 +89,7 @@ def _counted(core: DecodeCore, event: InstanceEvent, now_ns: int) -> list[Effect
     return effects
 
 
+@pytest.mark.long
 def test_those_that_run_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecodeCore, "on", _counted)
     _ran.clear()

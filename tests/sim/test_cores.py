@@ -22,7 +22,7 @@ def play(scenario: Scenario, seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(8)))
+@pytest.mark.parametrize("seed", first_of(1, range(8)))
 def test_two_of_eight_models_fit(seed: int) -> None:
     (counters,) = play(Scenario(specs=SPECS, pages=32, host_slabs=64, requests=64), seed).decode_counters()
     assert counters.switches >= 20 and counters.preemptions >= 20 and counters.prefetches > 0
@@ -42,7 +42,7 @@ def test_little_memory_anywhere() -> None:
     assert all(play(scenario, seed).decode_counters()[0].given_up > 0 for seed in range(4))
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(4)))
+@pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_the_engine_fails_now_and_then(seed: int) -> None:
     """Only the sequences in the step are told of it, and no memory is lost."""
     scenario = Scenario(specs=SPECS, pages=64, host_slabs=48, prefills=2, decodes=2, requests=60, failing_share=0.01)
@@ -68,7 +68,7 @@ def test_instances_compete_for_the_last_host_slabs(prefills: int, seed: int) -> 
     play(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", first_of(4, range(16)))
+@pytest.mark.parametrize("seed", first_of(1, range(16)))
 def test_instances_die(seed: int) -> None:
     play(Scenario(specs=SPECS, pages=64, host_slabs=48, prefills=2, decodes=2, requests=60, deaths=4), seed)
 
@@ -91,7 +91,7 @@ def test_instances_die_when_there_is_little_memory(seed: int) -> None:
     play(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", first_of(2, range(6)))
+@pytest.mark.parametrize("seed", first_of(1, range(6)))
 def test_models_leave_and_come_back(seed: int) -> None:
     scenario = Scenario(
         specs=SPECS,
@@ -110,7 +110,7 @@ def test_models_leave_and_come_back(seed: int) -> None:
 
 
 @pytest.mark.parametrize("pages", [8, 12, 20])
-@pytest.mark.parametrize("seed", first_of(2, range(6)))
+@pytest.mark.parametrize("seed", first_of(1, range(6)))
 def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
     """A device that hardly holds one model and its KV, for four instances: one runs, the others wait, nobody fails."""
     scenario = Scenario(
@@ -120,7 +120,7 @@ def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
     assert {end.state for end in ended} <= {"finished", "cancelled"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_of(1, range(3)))
 def test_who_waits_for_host_slabs_hoards_no_pages(seed: int) -> None:
     """The decode instance needs the pages on which the prefill instance waits for host slabs that it is to free."""
     scenario = Scenario(
@@ -136,7 +136,7 @@ def test_who_waits_for_host_slabs_hoards_no_pages(seed: int) -> None:
     assert {ended.state for ended in play(scenario, seed).ended.values()} <= {"finished", "cancelled"}
 
 
-@pytest.mark.parametrize("seed", first_of(3, range(12)))
+@pytest.mark.parametrize("seed", first_of(1, range(12)))
 def test_limits_move_while_serving(seed: int) -> None:
     """Every command is answered once; requests end only where a limit forbids what they need."""
     scenario = Scenario(

@@ -42,7 +42,7 @@ CRASHES = frozenset({Kind.CRASH, Kind.SLOW, Kind.DELAY})
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("first", first_of(2, range(0, 150, CHUNK)))
+@pytest.mark.parametrize("first", first_of(1, range(0, 150, CHUNK)))
 def test_no_seed_breaks_a_law(first: int) -> None:
     assert seed_runs.broken_seeds(range(first, first + CHUNK)) == []
 
@@ -58,7 +58,7 @@ def test_what_was_kept_is_read_at_the_readers_own_risk_also_when_it_is_no_longer
     assert seed_runs.broken_seeds([2687]) == []
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", first_of(3, list(Kind)))
 def test_each_kind_alone_breaks_no_law(kind: Kind) -> None:
     assert seed_runs.broken_seeds(range(6), frozenset({kind})) == []
 

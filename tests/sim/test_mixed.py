@@ -68,6 +68,12 @@ POLICIES: dict[str, Policy] = {
     "chunks without their KV": Cut(Qlm(), TurnRules(chunk_tokens=16, keeps_kv=False)),
 }
 each_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
+FEW = ("aegaeon", "least slack", "muxwise", "chunked prefill")
+"""One for each way to share a device. Each other one is played where instances die."""
+FEW_FIRST = sorted(POLICIES, key=lambda name: name not in FEW)
+few_policies = pytest.mark.parametrize(
+    "policy", first_of(len(FEW), [POLICIES[name] for name in FEW_FIRST]), ids=FEW_FIRST
+)
 
 
 def mixed(policy: Policy, **sizes: object) -> Scenario:
@@ -76,7 +82,7 @@ def mixed(policy: Policy, **sizes: object) -> Scenario:
     return Scenario(prefills=0, decodes=0, policy=policy, **given)  # type: ignore[arg-type]
 
 
-@each_policy
+@few_policies
 @pytest.mark.parametrize("seed", first_of(1, range(3)))
 def test_undisturbed(policy: Policy, seed: int) -> None:
     ended = play(mixed(policy), seed).ended.values()
@@ -91,7 +97,7 @@ def test_instances_die(policy: Policy, seed: int) -> None:
     play(mixed(policy, deaths=4, jitter_ns=2_000_000), seed)
 
 
-@each_policy
+@few_policies
 def test_little_memory_anywhere(policy: Policy) -> None:
     scenario = mixed(
         policy, specs=LARGE_BLOCKS, pages=32, host_slabs=9, mixed=1, gap_ns=200_000, prompt_max=80, output_max=20
@@ -100,7 +106,7 @@ def test_little_memory_anywhere(policy: Policy) -> None:
         play(scenario, seed)
 
 
-@each_policy
+@few_policies
 def test_models_leave_and_the_engine_fails(policy: Policy) -> None:
     play(mixed(policy, removals=6, deaths=2, failing_share=0.01, jitter_ns=2_000_000), 1)
 

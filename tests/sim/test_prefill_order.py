@@ -34,7 +34,7 @@ def test_the_engine_fails_now_and_then(seed: int) -> None:
     assert failed and all(end.message == "drawn" for end in failed)
 
 
-@pytest.mark.parametrize("pages", [8, 12, 20])
+@pytest.mark.parametrize("pages", first_of(1, [8, 12, 20]))
 @pytest.mark.parametrize("seed", first_of(1, range(4)))
 def test_instances_compete_for_the_last_pages(pages: int, seed: int) -> None:
     ended = play(by_slack(pages=pages, host_slabs=64, requests=30, prompt_max=60, output_max=30), seed).ended.values()
@@ -47,7 +47,7 @@ def test_instances_compete_for_the_last_host_slabs(seed: int) -> None:
     play(scenario, seed)
 
 
-@pytest.mark.parametrize("seed", first_of(3, range(6)))
+@pytest.mark.parametrize("seed", first_of(1, range(6)))
 def test_limits_move_while_serving(seed: int) -> None:
     world = play(by_slack(pages=40, host_slabs=64, moves=40, deaths=seed % 3, prompt_max=60, output_max=30), seed)
     assert all("memory limit" in ended.message for ended in world.ended.values() if ended.state == "failed")

@@ -12,7 +12,7 @@ from tests.sim.seeds import failures
 CHUNK = 25
 
 
-@pytest.mark.parametrize("first", first_of(3, range(0, 300, CHUNK)))
+@pytest.mark.parametrize("first", first_of(1, range(0, 300, CHUNK)))
 def test_no_seed_breaks_a_law(first: int) -> None:
     broken = failures(range(first, first + CHUNK))
     assert not broken, "\n".join(broken)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long_forms import first_rows_of
+
 ROOT = Path(__file__).parents[2]
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 LINTER = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
@@ -61,7 +63,7 @@ def lint(directory: Path, contract: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("contract", "file", "line"), VIOLATIONS)
+@pytest.mark.parametrize(("contract", "file", "line"), first_rows_of(4, list(VIOLATIONS)))
 def test_a_violation_breaks_its_contract(copy: Path, contract: str, file: str, line: str) -> None:
     spoiled = copy / file
     text = spoiled.read_text(encoding="utf-8")

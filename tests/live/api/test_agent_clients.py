@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests import embedders, tool_caller
 from tests.live import market
 from tests.live.server import SPLIT, Server, launched
+from tests.long_forms import first_of
 from tests.snippets import snippet
 
 CALLER, EMBEDDER = "caller", "embedder"
@@ -48,7 +49,9 @@ def run(server: Server, heading: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("heading", ["openai-agents", "pydantic-ai", "langchain-openai", "langchain-anthropic"])
+@pytest.mark.parametrize(
+    "heading", first_of(3, ["pydantic-ai", "langchain-openai", "langchain-anthropic", "openai-agents"])
+)
 def test_the_programs_of_the_documentation_call_a_tool_and_stream_what_comes_of_it(
     calling: Server, heading: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,7 +83,7 @@ def pydantic_model(server: Server, api: str) -> Any:
     return kind(CALLER, provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
 
 
-@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("api", first_of(1, ["chat", "responses", "messages"]))
 def test_pydantic_ai_calls_a_tool_before_it_answers_in_a_format(calling: Server, api: str) -> None:
     from pydantic_ai import Agent, NativeOutput
 
@@ -92,7 +95,7 @@ def test_pydantic_ai_calls_a_tool_before_it_answers_in_a_format(calling: Server,
     assert api == "messages" or "It is warm in Paris." in str(run.all_messages())
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("api", first_of(0, ["chat", "responses"]))
 def test_openai_agents_call_a_tool_before_they_answer_in_a_format(calling: Server, api: str) -> None:
     import agents
     import openai
@@ -122,7 +125,7 @@ def langchain_model(server: Server, api: str) -> Any:
     return ChatOpenAI(model=CALLER, use_responses_api=api == "responses", **address)
 
 
-@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("api", first_of(1, ["chat", "responses", "messages"]))
 def test_langchain_streams_calls_and_text_and_parses_answers(calling: Server, api: str) -> None:
     chat = langchain_model(calling, api)
     with_tools = chat.bind_tools([weather])

@@ -109,6 +109,7 @@ def test_what_was_refused_is_counted_by_reason_over_all_proxies(keyed: Server) -
     assert counted.total("requests_refused_total", reason="key_limit") > 0
 
 
+@pytest.mark.long
 def test_keys_of_an_edited_file_count_at_every_proxy_and_what_runs_goes_on(keyed: Server) -> None:
     file = keyed.log.parents[1] / "aegis.yaml"
     written = json.loads(file.read_text())

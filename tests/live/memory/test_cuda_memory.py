@@ -7,8 +7,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.live.market import MARKET, Reference
 from tests.live.server import ROOT, eventually, launched
+
+pytestmark = pytest.mark.long
 
 BINDINGS = """
 from aegis.device.cuda.device import CudaDevice

@@ -113,6 +113,7 @@ def test_a_limit_is_lowered_while_streams_run_and_no_token_is_another(
     assert decode(roomy.get("/debug/memory").json())["held_bytes"] <= limit
 
 
+@pytest.mark.long
 def test_what_cannot_be_given_in_time_is_a_conflict_and_changes_nothing(
     roomy: Server, references: dict[str, Reference]
 ) -> None:

@@ -16,6 +16,8 @@ from tests.live.market import Reference
 from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, Stream, client_of
 
+pytestmark = pytest.mark.long
+
 NAMES = ("one", "two", "three")
 PROMPT = [9, 8, 7, 6, 5]
 INSTANCES = ("mixed-0", "mixed-1")

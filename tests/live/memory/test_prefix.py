@@ -121,6 +121,7 @@ def test_a_prompt_whose_logprobs_are_wanted_is_run(reusing: Server, references: 
     assert cached(complete(reusing, "granite", prompt)) == 96
 
 
+@pytest.mark.long
 def test_each_rank_reuses_its_own_part(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, references: dict[str, Reference]
 ) -> None:
@@ -147,6 +148,7 @@ def pressed(
         yield running
 
 
+@pytest.mark.long
 def test_conversations_stay_exact_while_memory_is_short_and_models_change(
     pressed: Server, references: dict[str, Reference]
 ) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from aegis.core.rng import Stream as Draws
 from tests.checkpoints import VOCAB_SIZE
 from tests.live import zoo
 from tests.live.market import Greedy, Reference
 from tests.live.server import Server
 from tests.live.streams import run_all
+
+pytestmark = pytest.mark.long
 
 MARGIN_MIN = 3e-5
 PROMPT_LENGTHS = (3, 40, 120)

@@ -164,6 +164,7 @@ def test_streams_and_vectors_are_the_same_while_models_take_turns(server: Server
     assert server.metrics().total("model_switches_total") > before
 
 
+@pytest.mark.long
 def test_vectors_come_though_the_instance_that_makes_them_is_killed(server: Server) -> None:
     inputs = list(TEXTS) * 256
     instance = next(name for name in server.metrics().instances() if not name.startswith("decode"))

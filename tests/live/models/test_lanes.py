@@ -14,6 +14,8 @@ from tests.live.cases import Case
 from tests.live.server import Server, launched
 from tests.live.streams import run_all
 
+pytestmark = pytest.mark.long
+
 ASKED = slice(8, 24)
 """Of the cases: the longest prompts, which take long enough that streams run beside them, and short answers."""
 

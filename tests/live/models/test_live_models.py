@@ -88,6 +88,7 @@ def test_a_file_that_cannot_be_read_changes_nothing_and_says_why(edited: Edited)
     edited.write()
 
 
+@pytest.mark.long
 def test_a_model_is_changed_by_command(edited: Edited) -> None:
     server = edited.server
     for arguments, key, value in (

@@ -112,6 +112,7 @@ def test_requests_wait_until_an_image_damaged_on_disk_was_made_again(
     small_server.wait_for_freed_memory()
 
 
+@pytest.mark.long
 def test_a_model_whose_image_and_checkpoint_are_gone_says_so(small_server: Server, cache: Path, tmp_path: Path) -> None:
     checkpoint, image = uncached(small_server, tmp_path / "gone", 99, cache)
     image.unlink()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import pytest
 from transformers import BertConfig, BertForMaskedLM
 
 from tests import checkpoints
@@ -93,6 +94,7 @@ REFUSED: dict[Callable[[Path], Path], list[str]] = {
 }
 
 
+@pytest.mark.long
 def test_models_are_added_refused_and_removed_beside_running_streams(
     server: Server, references: dict[str, Reference], tmp_path: Path, record_property: RecordProperty
 ) -> None:

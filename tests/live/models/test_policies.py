@@ -22,9 +22,8 @@ ROOMY = "96MiB"  # for all of the models at once
 ORACLES = ("serverlessllm-oracle-sjf",)
 """Nobody knows how long answers will be but a simulation."""
 
-ALWAYS = ("aegaeon", "prism")
-"""Those of the papers, where there is one of that name, but for `muxwise`, which `test_lanes` has; all others in the
-long form."""
+ALWAYS = ("aegaeon",)
+"""Other tests have `least-slack`. All others are in the long form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from tests.live.market import Greedy, Reference
 from tests.live.server import SPLIT, launched
 from tests.live.streams import Body, run_all
 
+pytestmark = pytest.mark.long
+
 MAX_TOKENS = 30
 MARGIN_MIN = 3e-5
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}

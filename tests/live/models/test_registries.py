@@ -124,6 +124,7 @@ def test_a_server_killed_in_the_middle_of_a_fetch_goes_on_from_there(
     assert last.start > size / 3 and last.start + last.sent_bytes == size
 
 
+@pytest.mark.long
 def test_what_goes_wrong_is_one_line_and_the_others_are_served(
     tmp_path: Path, web: CheckpointServer, references: dict[str, Reference]
 ) -> None:
@@ -169,6 +170,7 @@ def _large(web: CheckpointServer) -> str:
     return f"{web.url}/org/large"
 
 
+@pytest.mark.long
 def test_a_market_in_a_bucket(tmp_path: Path, checkpoints_dir: Path, references: dict[str, Reference]) -> None:
     with bucket() as served:
         for file in (checkpoints_dir / "llama").iterdir():

@@ -91,6 +91,7 @@ def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:
     assert all(stream.done for stream in streams)
 
 
+@pytest.mark.long
 def test_a_drained_instance_hands_its_streams_on(cluster: Cluster, undisturbed: list[list[int]]) -> None:
     server = cluster.server
     answer = _while_streams_run(cluster, undisturbed, "drain", SECOND)

@@ -20,6 +20,7 @@ from tests.live.ctl import ctl
 from tests.live.market import MARKET
 from tests.live.server import SPLIT, Server, eventually, launched, processes_of
 from tests.live.streams import Body, Stream, run_again, run_all, until
+from tests.long_forms import first_rows_of
 
 MODELS = list(MARKET)[:3]
 STREAMS = 12
@@ -129,6 +130,7 @@ def _killed_while_it_joins(server: Server) -> tuple[str, subprocess.CompletedPro
     raise AssertionError("each of five served before it was killed")
 
 
+@pytest.mark.long
 def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) -> None:
     before = _instances(server)
     name, added = _killed_while_it_joins(server)
@@ -140,6 +142,7 @@ def test_one_that_dies_before_it_serves_leaves_nothing_behind(server: Server) ->
     assert _answers(server)
 
 
+@pytest.mark.long
 def test_of_two_who_remove_it_one_comes_too_late(server: Server) -> None:
     before = _instances(server)
     assert ctl(server, "add", "--role", "decode").returncode == 0
@@ -156,15 +159,18 @@ def test_of_two_who_remove_it_one_comes_too_late(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [
-        (("add",), "say in which role: the pool has prefill and decode instances"),
-        (("add", "--role", "mixed"), "the pool would have decode, mixed, prefill instances alone"),
-        (("add", "--role", "cook"), "--role: 'cook' is none of prefill, decode, mixed"),
-        (("add", "--role", "decode", "--count", "0"), "--count: should be between 1 and 64, not 0"),
-        (("drain", "#"), "there is no instance named '#'"),
-        (("drain", ""), "there is no instance named ''"),
-        (("remove", "decode-9"), "there is no instance named 'decode-9'"),
-    ],
+    first_rows_of(
+        2,
+        [
+            (("add",), "say in which role: the pool has prefill and decode instances"),
+            (("add", "--role", "mixed"), "the pool would have decode, mixed, prefill instances alone"),
+            (("add", "--role", "cook"), "--role: 'cook' is none of prefill, decode, mixed"),
+            (("add", "--role", "decode", "--count", "0"), "--count: should be between 1 and 64, not 0"),
+            (("drain", "#"), "there is no instance named '#'"),
+            (("drain", ""), "there is no instance named ''"),
+            (("remove", "decode-9"), "there is no instance named 'decode-9'"),
+        ],
+    ),
 )
 def test_what_cannot_be_added_or_removed_is_refused(server: Server, words: tuple[str, ...], why: str) -> None:
     before = _instances(server)

@@ -42,6 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_di
         yield running
 
 
+@pytest.mark.long
 def test_streams_go_on_where_their_model_goes(server: Server) -> None:
     check_moves(server)
 

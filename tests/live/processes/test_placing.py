@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.checkpoints import VOCAB_SIZE
 from tests.live.ctl import ctl
@@ -33,6 +34,7 @@ def gather(server: Server) -> None:
         assert ctl(server, "move", model, "mixed-0").returncode == 0
 
 
+@pytest.mark.long
 def test_a_model_leaves_a_device_that_has_no_time_for_it(
     tmp_path: Path, cache: Path, checkpoints_dir: Path, references: dict[str, Reference]
 ) -> None:

@@ -30,6 +30,8 @@ from tests.live.server import SPLIT, eventually, launched, processes_of
 from tests.live.streams import Stream, run_all, until
 from tests.ray_cluster import RayCluster, of_ray
 
+pytestmark = pytest.mark.long
+
 long = pytest.mark.skipif(not RAY, reason="takes a minute; make test-ray runs it")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.live.market import MARKET
 from tests.live.server import START_S, launched
 from tests.live.streams import Body, Stream, client_of, run_all, until
@@ -22,6 +24,7 @@ def _bodies() -> list[Body]:
     return [{"model": MODELS[n % 2], "prompt": [5 + n] * PROMPT_TOKENS} | asked for n in range(4)]
 
 
+@pytest.mark.long
 def test_a_decode_instance_goes_to_prefill_where_requests_wait_for_that(
     tmp_path: Path, cache: Path, checkpoints_dir: Path
 ) -> None:

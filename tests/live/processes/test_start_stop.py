@@ -17,6 +17,7 @@ import pytest
 from tests import checkpoints
 from tests.live.server import ROOT, Server, eventually, launched, leaves_nothing, processes_of
 from tests.live.streams import Body, Stream, client_of, until
+from tests.long_forms import first_rows_of
 
 COMMAND_S = 60
 STREAMS = 16
@@ -61,7 +62,7 @@ UNREADABLE: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("content", "told"), UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(("content", "told"), first_rows_of(2, list(UNREADABLE.values())), ids=UNREADABLE)
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path, content: str, told: str) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(content)
@@ -70,17 +71,20 @@ def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path, content
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [
-        (("--config", "nowhere.yaml"), "nowhere.yaml"),
-        (("--models", "./nowhere"), "nowhere"),
-        (("--device-memory", "0"), "device"),
-        (("--decode", "0"), "decode"),
-        (("--host-memory", "2MiB"), "host"),
-        (("--frobnicate",), "--frobnicate"),
-        (("--redis", "redis://:secret@127.0.0.1:1/0"), "redis://127.0.0.1:1/0: connection refused"),
-        (("--redis", "http://:secret@127.0.0.1"), "redis://"),
-        (("--redis-prefix", "a b"), "redis-prefix"),
-    ],
+    first_rows_of(
+        2,
+        [
+            (("--config", "nowhere.yaml"), "nowhere.yaml"),
+            (("--models", "./nowhere"), "nowhere"),
+            (("--device-memory", "0"), "device"),
+            (("--decode", "0"), "decode"),
+            (("--host-memory", "2MiB"), "host"),
+            (("--frobnicate",), "--frobnicate"),
+            (("--redis", "redis://:secret@127.0.0.1:1/0"), "redis://127.0.0.1:1/0: connection refused"),
+            (("--redis", "http://:secret@127.0.0.1"), "redis://"),
+            (("--redis-prefix", "a b"), "redis-prefix"),
+        ],
+    ),
 )
 def test_what_cannot_be_launched_is_one_line(tmp_path: Path, options: Sequence[str], told: str) -> None:
     assert told in refused(tmp_path, *options)

@@ -18,6 +18,8 @@ from bench.lab.proxy.routes import CHAT, EMBEDDINGS, MESSAGES, RESPONSES, Route,
 from bench.lab.proxy.sides import litellm_version
 from bench.lab.proxy.suite import Result, run
 
+pytestmark = pytest.mark.long
+
 TINY = Plan(rounds=1, asks=5, seconds=0.2, concurrency=4, idle_streams=20, idle_rounds=2, idle_pairs=1, idle_asks=5)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.live.market import MARKET
 from tests.live.server import ROOT, Server
+from tests.long_forms import first_of, first_rows_of
 from tests.openai_stand import Stand
 
 COMMAND_S = 120
@@ -56,7 +57,7 @@ def test_a_workload_of_many_models_is_answered_whole(server: Server, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "options", [["--prompt-as", "text"], ["--endpoint", "/v1/chat/completions", "--max-concurrency", "2"]]
+    "options", first_of(1, [["--prompt-as", "text"], ["--endpoint", "/v1/chat/completions", "--max-concurrency", "2"]])
 )
 def test_text_and_chat_are_answered_too(server: Server, tmp_path: Path, options: list[str]) -> None:
     lengths = ["--random-input-len", "12", "--random-output-len", "6", "--ignore-eos"]
@@ -64,6 +65,7 @@ def test_text_and_chat_are_answered_too(server: Server, tmp_path: Path, options:
     assert (result["completed"], result["failed"], result["total_output_tokens"]) == (8, 0, 48)
 
 
+@pytest.mark.long
 def test_what_a_server_refuses_is_counted_by_reason(server: Server, tmp_path: Path) -> None:
     options = ["--model", "llama", "--num-prompts", "3", "--random-input-len", "4", "--random-output-len", "100000"]
     result = measured(tmp_path, server.url, *options)
@@ -90,6 +92,7 @@ def stand() -> Iterator[Stand]:
     loop.close()
 
 
+@pytest.mark.long
 def test_each_way_to_fail_is_a_line_and_none_spoils_the_run(stand: Stand, tmp_path: Path) -> None:
     bad = ("refused", "rude", "cut", "unfinished", "mute", "garbage", "html")
     models = [option for name in ("good", "no-usage", "bundled", *bad) for option in ("--model", name)]
@@ -115,6 +118,7 @@ def test_each_way_to_fail_is_a_line_and_none_spoils_the_run(stand: Stand, tmp_pa
     assert all(type(token) is int for body in stand.bodies for token in body["prompt"])
 
 
+@pytest.mark.long
 def test_runs_are_compared(stand: Stand, tmp_path: Path) -> None:
     options = ["--model", "good", "--random-input-len", "3", "--random-output-len", "4", "--num-prompts"]
     for name, count in (("a", "4"), ("b", "4"), ("c", "5")):
@@ -132,12 +136,15 @@ def test_runs_are_compared(stand: Stand, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        (["--base-url", "http://127.0.0.1:1"], "no server at http://127.0.0.1:1"),
-        (["--slo", "ttft"], "--slo: 'ttft' is no limit from a microsecond to a day"),
-        (["--trace", "none.csv"], "none.csv"),
-        (["--request-rate", "x"], "--request-rate"),
-    ],
+    first_rows_of(
+        1,
+        [
+            (["--base-url", "http://127.0.0.1:1"], "no server at http://127.0.0.1:1"),
+            (["--slo", "ttft"], "--slo: 'ttft' is no limit from a microsecond to a day"),
+            (["--trace", "none.csv"], "none.csv"),
+            (["--request-rate", "x"], "--request-rate"),
+        ],
+    ),
 )
 def test_what_cannot_run_says_so_in_one_line(options: list[str], reason: str) -> None:
     done = bench("serve", *options)

@@ -10,6 +10,8 @@ import pytest
 
 from bench.lab import pace, start
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def options(cache: Path, checkpoints_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:

@@ -71,6 +71,7 @@ def page(server: Server) -> Iterator[Page]:
         yield shown
 
 
+@pytest.mark.long
 def test_the_timeline_moves_while_a_load_runs(server: Server, page: Page) -> None:
     with load(server):
         expect(page.locator("#timeline-empty")).to_be_hidden()

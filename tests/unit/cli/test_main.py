@@ -19,6 +19,7 @@ from aegis import __version__
 from aegis.cli.main import app, valued
 from aegis.config.config import OPTIONS, Config, SloTargets, leaves
 from aegis.config.sizes import format_size
+from tests.long_forms import first_of, first_rows_of
 
 HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
 
@@ -30,7 +31,7 @@ def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], A
         yield from commands(command, *path, name)
 
 
-@pytest.mark.parametrize("path", [path for path, _ in commands()], ids=" ".join)
+@pytest.mark.parametrize("path", first_of(12, [path for path, _ in commands()]), ids=" ".join)
 def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
     run = aegis(*path, "--help")
     assert (run.code, run.err) == (0, "")
@@ -38,7 +39,8 @@ def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path, command in commands() if not hasattr(command, "commands") and not command.hidden]
+    "path",
+    first_of(12, [path for path, command in commands() if not hasattr(command, "commands") and not command.hidden]),
 )
 def test_every_command_shows_examples_that_call_it(aegis: Any, path: tuple[str, ...]) -> None:
     examples = aegis(*path, "--help").out.split("Example", 1)[1]
@@ -80,7 +82,7 @@ def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> N
     assert told.stdout.split() == [completed]
 
 
-@pytest.mark.parametrize("group", [(), ("models",), ("config",), ("bench",), ("lab",)])
+@pytest.mark.parametrize("group", first_of(2, [(), ("models",), ("config",), ("bench",), ("lab",)]))
 def test_a_group_alone_prints_its_help(aegis: Any, group: tuple[str, ...]) -> None:
     run = aegis(*group)
     assert run.code == 0
@@ -111,39 +113,45 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
-    [
-        (["launch", "--prot", "1"], "No such option: --prot"),
-        (["lunch"], "No such command 'lunch'"),
-        (["launch", "--port"], "Option '--port' requires an argument"),
-        (["launch", "a.yaml", "extra"], "unexpected extra argument"),
-        (["launch", "a.yaml", "--config", "b.yaml"], "a.yaml and --config b.yaml: give one file"),
-        (["models", "add"], "Missing argument 'SOURCE'"),
-        (["launch", "--port", "http"], "--port: should be a valid integer"),
-        (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
-        (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
-        (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
-        (["models", "add", ""], "SOURCE is empty; give a directory"),
-        (["models", "set", "llama"], "nothing to change; see aegis models set --help"),
-        (["models", "set", "llama", "--slo", ""], "--slo: '' is no limit"),
-        (["ctl", "--timeout", "0", "drain", "x"], "--timeout: should be above 0 and at most 3600, not 0"),
-        (["ctl", "--timeout", "nan", "drain", "x"], "--timeout: should be above 0 and at most 3600, not nan"),
-        (["ctl", "--timeout", "3601", "add"], "--timeout: should be above 0 and at most 3600, not 3601"),
-        (["bench", "serve", "--url", "localhost"], "--base-url: 'localhost' is no address"),
-        (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
-        (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
-        (
-            ["memory", "trim", "decode-0", "--timeout", "soon"],
-            "--timeout: should be a valid number; see aegis memory trim",
-        ),
-        (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
-        (["top"], "aegis top needs a terminal"),
-        (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
-        (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
-        (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
-        (["explain", "--request", "mine"], "aegis: --request: should be a valid integer; see aegis explain --help"),
-        (["explain", "--last", "0"], "aegis: --last: should be greater than or equal to 1; see aegis explain --help"),
-        (["bench", "serve", "--map", "x"], "aegis: --map: "),
-    ],
+    first_rows_of(
+        10,
+        [
+            (["launch", "--prot", "1"], "No such option: --prot"),
+            (["lunch"], "No such command 'lunch'"),
+            (["launch", "--port"], "Option '--port' requires an argument"),
+            (["launch", "a.yaml", "extra"], "unexpected extra argument"),
+            (["launch", "a.yaml", "--config", "b.yaml"], "a.yaml and --config b.yaml: give one file"),
+            (["models", "add"], "Missing argument 'SOURCE'"),
+            (["launch", "--port", "http"], "--port: should be a valid integer"),
+            (["launch", "--device-memory", "lots"], "--device-memory: 'lots' is no size"),
+            (["launch", "--config", "/nowhere/aegis.yaml"], "/nowhere/aegis.yaml: cannot be read"),
+            (["models", "list", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+            (["models", "add", ""], "SOURCE is empty; give a directory"),
+            (["models", "set", "llama"], "nothing to change; see aegis models set --help"),
+            (["models", "set", "llama", "--slo", ""], "--slo: '' is no limit"),
+            (["ctl", "--timeout", "0", "drain", "x"], "--timeout: should be above 0 and at most 3600, not 0"),
+            (["ctl", "--timeout", "nan", "drain", "x"], "--timeout: should be above 0 and at most 3600, not nan"),
+            (["ctl", "--timeout", "3601", "add"], "--timeout: should be above 0 and at most 3600, not 3601"),
+            (["bench", "serve", "--url", "localhost"], "--base-url: 'localhost' is no address"),
+            (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
+            (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
+            (
+                ["memory", "trim", "decode-0", "--timeout", "soon"],
+                "--timeout: should be a valid number; see aegis memory trim",
+            ),
+            (["memory", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+            (["top"], "aegis top needs a terminal"),
+            (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
+            (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
+            (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
+            (["explain", "--request", "mine"], "aegis: --request: should be a valid integer; see aegis explain --help"),
+            (
+                ["explain", "--last", "0"],
+                "aegis: --last: should be greater than or equal to 1; see aegis explain --help",
+            ),
+            (["bench", "serve", "--map", "x"], "aegis: --map: "),
+        ],
+    ),
 )
 def test_a_mistake_costs_one_line_and_exit_code_2(aegis: Any, arguments: list[str], line: str) -> None:
     run = aegis(*arguments)
@@ -162,6 +170,7 @@ def test_switches_that_are_not_given_leave_variables_as_they_are(aegis: Any, mon
         monkeypatch.delenv(f"AEGIS_{name.upper()}")
 
 
+@pytest.mark.long
 def test_an_address_that_cannot_be_listened_on_costs_one_line_too() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

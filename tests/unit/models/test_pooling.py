@@ -25,6 +25,7 @@ from aegis.models.registry import register
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
 from tests import checkpoints, embedders
+from tests.long_forms import first_of
 
 TEXTS = ("the cat sat on the mat", "a hat", "rain fell into seas of blue while they ran again over green hills", "then")
 PAIRS = tuple(("green hills", text) for text in TEXTS)
@@ -76,7 +77,7 @@ def _prompted(pooling: Pooling, text: str | tuple[str, str]) -> str | tuple[str,
         ("qwen3", {"pooling_mode_lasttoken": True}, "a cat and "),
     ],
 )
-@pytest.mark.parametrize("normalises", [True, False])
+@pytest.mark.parametrize("normalises", first_of(1, [True, False]))
 def test_vectors_are_those_of_sentence_transformers(
     tmp_path: Path, model_type: str, pooling: dict[str, Any], prompt: str, normalises: bool
 ) -> None:

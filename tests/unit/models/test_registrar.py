@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from aegis.core.ids import ModelId
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
@@ -57,6 +58,7 @@ def test_it_ends_without_a_word_when_nobody_reads_its_answers_any_more(tmp_path:
         assert (registrar.wait(60), registrar.stderr.read()) == (0, b"")
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_takes_all_memory_is_refused_and_the_next_is_registered(tmp_path: Path) -> None:
     """Some 10 GB, which this machine may have. torch makes what a checkpoint lacks, as large as its configuration says,
     before anybody misses it."""

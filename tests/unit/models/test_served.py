@@ -28,6 +28,7 @@ from aegis.models.served import ADAPTER, ARCHITECTURES, FORMS, Architecture, For
 from aegis.models.sources import Source
 from tests import checkpoints, embedders, quantised_checkpoints
 from tests.live import zoo
+from tests.long_forms import first_of
 from tests.unit.models.quantised.test_refused import NF4, looked_up
 
 with_vllm = pytest.mark.skipif(version.refusal() is not None, reason="vLLM is not installed")
@@ -141,7 +142,7 @@ def test_a_form_is_served_as_declared(form: Form, engine: EngineName, tmp_path: 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("each", ARCHITECTURES, ids=lambda each: each.model_type)
+@pytest.mark.parametrize("each", first_of(8, list(ARCHITECTURES)), ids=lambda each: each.model_type)
 def test_an_architecture_is_served_as_declared(each: Architecture, engine: EngineName, tmp_path: Path) -> None:
     path = checkpoints.write(tmp_path / "m", each.model_type, **OWN.get(each.model_type, WIDE))
     if engine == "vllm":

@@ -34,6 +34,7 @@ def test_costs_of_each_model_are_found() -> None:
         assert min(fits[model].decode_quality.r2, fits[model].prefill_quality.r2) > 0.999
 
 
+@pytest.mark.long
 def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     truth = Truth(noise=0.2, hiccups=0.01)
     _, fits = fit_steps(made(truth, runs=1500)[0])
@@ -46,6 +47,7 @@ def test_noise_and_hiccups_leave_the_costs_what_they_are() -> None:
     )
 
 
+@pytest.mark.long
 def test_where_all_steps_have_several_rows_the_constant_is_of_all_steps() -> None:
     """What is more for several rows cannot be told from it, and is none."""
     truth = Truth()
@@ -54,6 +56,7 @@ def test_where_all_steps_have_several_rows_the_constant_is_of_all_steps() -> Non
     assert fits[MODELS[0]].decode == pytest.approx((step_ns + more_ns, token_ns, row_ns, 0), rel=1e-3)
 
 
+@pytest.mark.long
 def test_runs_that_a_batch_has_one_after_the_other_are_one() -> None:
     """However often a scheduler ends them, and whoever runs in between."""
     truth = Truth(noise=0.5)
@@ -92,6 +95,7 @@ def test_waiting_for_processors_is_told_from_what_models_cost() -> None:
     assert 1.5 < fits[MODELS[0]].decode[0] / truth.decode[0] < 4
 
 
+@pytest.mark.long
 def test_runs_are_longer_by_what_they_wait_beside_others() -> None:
     """Alone a run has its processor for half of its time, beside another one for a quarter."""
     spans = []

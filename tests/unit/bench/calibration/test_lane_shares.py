@@ -15,6 +15,7 @@ from bench.calibration.lane_shares import fit_lanes
 from bench.calibration.steps import fit_steps
 from bench.calibration.suite import calibrate
 from bench.calibration.telemetry import Telemetry
+from tests.long_forms import first_of
 from tests.unit.bench.calibration.made_telemetry import Truth, made
 
 KNOWN = ComputeShares(units=1000, step_units=250, prefill_traffic=0.0, decode_bend=0.1, prefill_bend=3.0)
@@ -51,7 +52,7 @@ def test_the_worth_of_shares_is_found(whole: list[Span]) -> None:
     assert found.shares.divisions() == KNOWN.divisions() and found.typical < 0.05
 
 
-@pytest.mark.parametrize("runs", [0, 9])
+@pytest.mark.parametrize("runs", first_of(1, [0, 9]))
 def test_of_few_runs_on_shares_nothing_is_learnt(whole: list[Span], runs: int) -> None:
     _, fits = fit_steps(whole)
     assert fit_lanes([*whole, *divided(whole, runs)], fits) is None

@@ -31,6 +31,7 @@ def test_ratios_are_of_steps_and_prompts_beside_each_other_against_alone_and_tur
     assert ROUND.prefill_keeps(step_processor_s) == pytest.approx(4.0 / 4.5)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one core")
 def test_it_measures_both_beside_each_other(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)

@@ -60,6 +60,7 @@ def shown(curve: LoadCurve, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.long
 def test_at_each_load_the_plan_has_its_gpus_and_so_many_times_the_requests(
     answered: tuple[PlanSettings, Plan], curve: LoadCurve
 ) -> None:
@@ -77,6 +78,7 @@ def test_at_each_load_the_plan_has_its_gpus_and_so_many_times_the_requests(
         assert point.on_time_per_s == pytest.approx(point.asked_per_s * point.figures.attainment)
 
 
+@pytest.mark.long
 def test_the_best_rival_is_the_best_at_each_load(curve: LoadCurve) -> None:
     names = [rival.contender for rival in curve.rivals]
     assert {"qlm", "serverlessllm", "dedicated"} <= set(names)
@@ -101,6 +103,7 @@ def test_a_policy_is_no_rival_of_its_own() -> None:
     assert "least-slack" in names and not any(name.startswith("aegaeon") for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("count", "ways"), [(1, 0), (2, 1), (8, 3)])
 def test_each_way_to_prefill_apart_is_tried_once(answered: tuple[PlanSettings, Plan], count: int, ways: int) -> None:
     settings, answer = answered
@@ -140,6 +143,7 @@ def of(rivals: list[LoadLine], *ours: float) -> LoadCurve:
     return LoadCurve(3, 0, line("least-slack", *ours), refusing, rivals, best_rivals(rivals))
 
 
+@pytest.mark.long
 def test_who_refuses_has_the_same_requests(curve: LoadCurve) -> None:
     assert curve.refusing.contender == "least-slack, refusing"
     for ours, refusing in zip(curve.ours.points, curve.refusing.points, strict=True):
@@ -148,6 +152,7 @@ def test_who_refuses_has_the_same_requests(curve: LoadCurve) -> None:
     assert half.refused == 0 < most.refused
 
 
+@pytest.mark.long
 def test_under_too_much_load_who_refuses_has_more_on_time_and_sooner(curve: LoadCurve) -> None:
     refusing, ours = (line.points[-1].figures for line in (curve.refusing, curve.ours))
     assert refusing.attainment > ours.attainment

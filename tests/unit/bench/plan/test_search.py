@@ -72,6 +72,7 @@ def test_fetches_that_no_number_of_gpus_makes_shorter_are_told() -> None:
     assert sentence(answer).startswith("2 × h100 are not enough for 4 models: ")
 
 
+@pytest.mark.long
 def test_where_nothing_is_enough_the_most_is_told_with_what_it_reaches() -> None:
     answer = answered(slo=Slo(ttft_ns=1000), most=3)
     assert [need.gpus.above for need in answer.needs] == [3, 3]

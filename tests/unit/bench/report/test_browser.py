@@ -10,6 +10,7 @@ from bench.report.folder import Folder, read
 from bench.report.page import page
 from bench.report.run import Run
 from tests.browser import CHROMIUM, CONTRAST, DESK, NO_BROWSER, PHONE, chromium
+from tests.long_forms import first_of
 from tests.unit.bench.report.made import fill, simulated, span
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_BROWSER)
@@ -30,7 +31,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return file.as_uri()
 
 
-@pytest.fixture(params=[(PHONE, "light"), (PHONE, "dark"), (DESK, "light"), (DESK, "dark")], ids=str)
+@pytest.fixture(params=first_of(1, [(PHONE, "dark"), (DESK, "light"), (PHONE, "light"), (DESK, "dark")]), ids=str)
 def opened(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page that logs nothing and asks for nothing."""
     viewport, scheme = request.param
@@ -86,6 +87,7 @@ def test_the_schedule_is_drawn_and_told(opened: Page) -> None:
     assert tip and tip["x"] >= 0 and tip["x"] + tip["width"] <= opened.viewport_size["width"]  # type: ignore[index]
 
 
+@pytest.mark.long
 def test_what_ran_on_a_part_of_the_device_has_that_part_of_the_row(browser: Browser, tmp_path: Path) -> None:
     spans = [span("decode", 0, 10, share=400), span("prefill", 0, 10, lane=1, share=600)]
     file = tmp_path / "report.html"

@@ -13,6 +13,7 @@ from aegis.policies import RECIPES
 from bench.simulate import plot_files
 from bench.simulate.suite_run import Choice, run
 from bench.simulate.suites import SUITES, Form, suite
+from tests.long_forms import first_of
 
 TINY = Choice(policies=("aegaeon", "serverlessllm"), tiny=True)
 SECTIONS = {
@@ -28,7 +29,7 @@ def written(name: str, place: Path, choice: Choice = TINY) -> tuple[bytes, bytes
     return (place / "figure.json").read_bytes(), (place / "figure.png").read_bytes()
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", first_of(2, list(SUITES)))
 def test_a_suite_writes_all_its_panels_and_a_plot(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +54,7 @@ def _check_curves(panel: dict[str, Any], policies: tuple[str, ...]) -> None:
         assert set(curve["crossing"]) <= {"at", "above", "below"}
 
 
+@pytest.mark.long
 def test_every_policy_runs_in_a_suite_in_several_processes_as_in_one(tmp_path: Path) -> None:
     alone = Choice(policies=tuple(RECIPES), tiny=True)
     beside = Choice(policies=tuple(RECIPES), tiny=True, jobs=2)
@@ -63,6 +65,7 @@ def test_another_seed_makes_other_figures(tmp_path: Path) -> None:
     assert written("fig14", tmp_path)[0] != written("fig14", tmp_path, replace(TINY, seed=1))[0]
 
 
+@pytest.mark.long
 def test_policies_as_published_run_on_recorded_inputs(tmp_path: Path) -> None:
     header, row = "arrival_s,model,input_tokens,output_tokens\n", "{},m0,100,20\n"
     traces = tmp_path / "traces"

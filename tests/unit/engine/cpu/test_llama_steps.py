@@ -13,6 +13,7 @@ from aegis.core.model import WeightsName
 from aegis.engine.cpu.library import library
 from aegis.engine.protocol import StepRow
 from aegis.engine.transformers_engine import TransformersEngine
+from tests.long_forms import first_of
 from tests.unit.engine.generation import Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
 
@@ -70,8 +71,8 @@ def _begun(engine: TransformersEngine, arena: Arena, built: Built, count: int) -
     return [begin(engine, arena, built, number, prompt, room=TOKENS) for number, prompt in enumerate(prompts)]
 
 
-@pytest.mark.parametrize("weights", ["dense", "int8"])
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("weights", first_of(1, ["dense", "int8"]))
+@pytest.mark.parametrize("packs", first_of(1, [True, False]))
 @pytest.mark.parametrize("config", _CONFIGS.values(), ids=_CONFIGS)
 def test_in_float32_every_token_is_transformers(
     config: PretrainedConfig, packs: bool, weights: WeightsName, tmp_path: Path
@@ -95,7 +96,7 @@ def _logits(engine: TransformersEngine, built: Built, runs: list[Generation], *,
 
 
 @pytest.mark.parametrize("weights", ["dense", "int8", "int4", "int4-g32"])
-@pytest.mark.parametrize("rows", [1, 2, 5, 9])
+@pytest.mark.parametrize("rows", first_of(2, [2, 9, 1, 5]))
 def test_in_bfloat16_logits_are_as_near_to_float32_s_as_the_modules_are(
     weights: WeightsName, rows: int, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import dtype_named
 from aegis.models.quantising import replace_weights
 from tests import adapters
+from tests.long_forms import first_of
 from tests.unit.engine.adapted import PROMPTS, Running, expected, far
 
 pytestmark = pytest.mark.skipif(library() is None, reason="not compiled here, or not for this processor")
@@ -108,7 +109,7 @@ def _running(tmp_path: Path, **changes: object) -> Running:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("packs", first_of(1, [True, False]))
 def test_logits_of_compiled_steps_are_peft_s(tmp_path: Path, model_type: str, packs: bool) -> None:
     peft = pytest.importorskip("peft")
     running = _running(tmp_path, model_type=model_type, packs=packs, targets=ALL, rank=6, std=0.05)

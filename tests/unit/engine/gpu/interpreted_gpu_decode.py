@@ -14,6 +14,7 @@ from aegis.engine.gpu import decode_inputs
 from aegis.engine.gpu.cuda_graphs import DecodeGraphs
 from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.transformers_engine import TransformersEngine
+from tests.long_forms import first_of
 from tests.unit.engine.generation import GREEDY, begin, step
 from tests.unit.engine.gpu.test_cuda_graphs import Replayed
 from tests.unit.engine.images import Arena, Built
@@ -41,7 +42,7 @@ def generate(built: Built, decoder: GpuDecoder | None, lengths: list[int], steps
     return [run.ids for run in runs]
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "deepseek_v3", "opt"])
+@pytest.mark.parametrize("name", first_of(1, ["gpt_oss", "deepseek_v3", "opt"]))
 def test_decodes_what_the_gathering_decoder_does(name: str, tmp_path: Path) -> None:
     built = make(name, tmp_path / name)
     lengths = [15, 1]
@@ -51,12 +52,14 @@ def test_decodes_what_the_gathering_decoder_does(name: str, tmp_path: Path) -> N
     assert graphs.count == 0, "a detached model keeps no graphs"
 
 
+@pytest.mark.long
 def test_a_step_too_large_for_the_tables_is_done_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = make("llama", tmp_path / "llama")
     monkeypatch.setattr(decode_inputs, "BUCKETS", (1, 2))
     assert generate(built, GpuDecoder(CPU), [3, 20, 1], 1) == generate(built, None, [3, 20, 1], 1)
 
 
+@pytest.mark.long
 def test_rows_beside_a_prompt_make_what_they_make_alone(tmp_path: Path) -> None:
     built = make("gemma2", tmp_path / "gemma2")
     arena = Arena()

@@ -17,6 +17,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from aegis.core.model import KvLayer
 from aegis.engine.gpu.triton_attention import splits_for
 from aegis.engine.paged_attention import Kind
+from tests.long_forms import first_rows_of
 from tests.unit.engine.gpu.decode_attention import DTYPES, check
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -66,11 +67,12 @@ def test_attends_by_the_definition(
     check(layer, group, rows, Kind(scaling, window, softcap, logits), dtype, splits, seed)
 
 
-@pytest.mark.parametrize(("dtype", "splits"), [("bfloat16", 4), ("float32", 1)])
+@pytest.mark.parametrize(("dtype", "splits"), first_rows_of(1, [("bfloat16", 4), ("float32", 1)]))
 def test_the_shape_of_an_8b_model(dtype: str, splits: int) -> None:
     check(KvLayer(2, 128, 128), 2, [130, 0, 64], Kind(None, None, None, None), dtype, splits, 0)
 
 
+@pytest.mark.long
 def test_blocks_of_other_sizes() -> None:
     for block_tokens in (1, 8, 32):
         kind = Kind(None, 50, None, None)

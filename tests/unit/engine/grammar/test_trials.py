@@ -78,6 +78,7 @@ def test_a_caller_whose_outputs_were_slow_waits_with_its_own_grammars(
     assert asyncio.run(problem(trials, own, "careless")) is None
 
 
+@pytest.mark.long
 def test_nobody_waits_for_more_than_one_grammar_of_another(trials: GrammarTrials) -> None:
     async def main() -> None:
         greedy = [asyncio.create_task(problem(trials, slow(i), "greedy")) for i in range(4)]

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, Qwen2Config
 from aegis.core.model import WeightsName
 from aegis.engine.quantised import layers
 from aegis.engine.transformers_engine import TransformersEngine
+from tests.long_forms import first_of
 from tests.unit.engine.generation import begin, step
 from tests.unit.engine.images import Arena, build
 
@@ -26,9 +27,11 @@ _SIZES = {
 TOKENS = 16
 
 
-@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("packs", first_of(1, [True, False]))
 @pytest.mark.parametrize("weights", ["int8", "int4", "int4-g32"])
-@pytest.mark.parametrize("config", [LlamaConfig(**_SIZES), Qwen2Config(**_SIZES, tie_word_embeddings=True)])
+@pytest.mark.parametrize(
+    "config", first_of(1, [LlamaConfig(**_SIZES), Qwen2Config(**_SIZES, tie_word_embeddings=True)])
+)
 def test_every_token_is_the_reference_s(
     config: LlamaConfig | Qwen2Config, weights: WeightsName, packs: bool, tmp_path: Path
 ) -> None:

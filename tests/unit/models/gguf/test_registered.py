@@ -24,6 +24,7 @@ from aegis.models.fingerprint import fingerprint
 from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import checkpoints, gguf_files
+from tests.long_forms import first_of
 from tests.unit.models.quantised.served import answers_as
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
@@ -134,7 +135,7 @@ def registered(file: Path, dtype: str = "float32", **options: Any) -> tuple[Mode
     return spec, models[0]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", first_of(10, list(FILES)))
 def test_a_file_is_the_model_of_its_weights(name: str, tmp_path: Path) -> None:
     model_type, kind, changes = FILES[name]
     expected = gguf_files.write(tmp_path / "m.gguf", model_type, kind, **changes)

@@ -15,6 +15,7 @@ import torch
 from aegis.models.checkpoint import open_checkpoint
 from aegis.models.loading import load
 from tests import quantised_checkpoints as made
+from tests.long_forms import first_of
 from tests.unit.models.quantised.served import answers_as, registered
 
 compressors = pytest.importorskip("compressed_tensors.compressors")
@@ -87,7 +88,7 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, str]] = 
 }
 
 
-@pytest.mark.parametrize("name", COMPRESSED)
+@pytest.mark.parametrize("name", first_of(2, list(COMPRESSED)))
 def test_compressed_tensors(name: str, tmp_path: Path) -> None:
     form, weights, activations, note = COMPRESSED[name]
     settings = made.compressed_config(form, weights)
@@ -143,8 +144,8 @@ def looked_up(bitsandbytes: Any, kind: str, *, twice: bool, blocksize: int, of: 
     return pack
 
 
-@pytest.mark.parametrize("twice", [True, False])
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+@pytest.mark.parametrize("twice", first_of(1, [True, False]))
+@pytest.mark.parametrize("kind", first_of(1, ["nf4", "fp4"]))
 @pytest.mark.parametrize(("blocksize", "of"), [(64, torch.bfloat16), (128, torch.float32)])
 def test_bitsandbytes_of_4_bits(
     bitsandbytes: Any, kind: str, twice: bool, blocksize: int, of: torch.dtype, tmp_path: Path

@@ -15,6 +15,7 @@ from aegis.engine.quantised import layers
 from aegis.models.checkpoint import open_checkpoint
 from aegis.models.loading import load
 from tests import quantised_checkpoints as made
+from tests.long_forms import first_rows_of
 from tests.unit.models.quantised.served import answers_as, nothing_registered, registered
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -127,7 +128,9 @@ IN_ROWS = ("gptq v2, asymmetric", "gptq 8", "gptq 8, rows")
 """Those that are tried as other devices have them, too."""
 
 
-@pytest.mark.parametrize(("name", "packs"), [*((name, True) for name in FORMS), *((name, False) for name in IN_ROWS)])
+@pytest.mark.parametrize(
+    ("name", "packs"), first_rows_of(6, [*((name, True) for name in FORMS), *((name, False) for name in IN_ROWS)])
+)
 def test_it_answers_as_the_model_of_its_weights(name: str, packs: bool, tmp_path: Path) -> None:
     form = FORMS[name]
     reference = made.write(tmp_path / "m", form.model_type, form.settings, form.pack, **dict(form.changes))

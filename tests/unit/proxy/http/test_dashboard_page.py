@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 from aegis.telemetry.history import History
 from tests.browser import CHROMIUM, CONTRAST, LOOKS, NO_BROWSER, chromium, opened, wait_until
 from tests.live.server import eventually
+from tests.long_forms import first_of
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring, pooling_market, says
 from tests.unit.proxy.http.watched import WHY, WatchedMarket
@@ -66,8 +67,8 @@ def page(browser: Browser, url: str, look: tuple[Any, str]) -> Iterator[Page]:
         yield shown
 
 
-in_all_looks = pytest.mark.parametrize("look", LOOKS, ids=str)
-on_both_screens = pytest.mark.parametrize("look", LOOKS[1:3], ids=str)
+in_all_looks = pytest.mark.parametrize("look", first_of(2, [*LOOKS[1:3], LOOKS[0], LOOKS[3]]), ids=str)
+on_both_screens = pytest.mark.parametrize("look", first_of(1, LOOKS[1:3]), ids=str)
 
 
 COLOURS_DRAWN = """(() => {
@@ -122,6 +123,7 @@ def test_the_timeline_moves_and_says_why(page: Page) -> None:
     expect(tip).to_be_hidden()
 
 
+@pytest.mark.long
 def test_what_runs_on_a_part_of_a_device_has_that_part_of_the_row(browser: Browser) -> None:
     def told(page: Page, y: int) -> str:
         """Of what runs there, which is not all of the time."""
@@ -196,6 +198,7 @@ def test_only_models_that_generate_are_in_the_playground(browser: Browser) -> No
         expect(page.locator("#add-model option")).to_have_text(["Add a model…"])
 
 
+@pytest.mark.long
 def test_the_theme_is_kept(browser: Browser, url: str) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     with opened(browser, f"{url}/dashboard") as page:
@@ -213,6 +216,7 @@ def test_colours_stay_apart_for_all_eyes(browser: Browser, url: str) -> None:
         assert min(page.evaluate(APART)) > 0.075
 
 
+@pytest.mark.long
 def test_many_models_can_be_found(browser: Browser) -> None:
     with serving(WatchedMarket(300)) as url, opened(browser, f"{url}/dashboard") as page:
         expect(page.locator("#models-note")).to_contain_text("200 more")
@@ -231,6 +235,7 @@ def test_a_server_without_work_and_without_models_says_so(browser: Browser) -> N
         expect(page.locator("#models-note")).to_contain_text("No model is served yet")
 
 
+@pytest.mark.long
 def test_what_says_that_nothing_ran_covers_no_instance_on_a_phone(browser: Browser) -> None:
     with serving(WatchedMarket(0)) as url, opened(browser, f"{url}/dashboard", LOOKS[0]) as page:
         told = page.locator("#timeline-empty")
@@ -255,6 +260,7 @@ def test_a_server_that_is_away_is_waited_for(browser: Browser) -> None:
         expect(page.locator("#banner")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_another_start_of_the_server_begins_anew(browser: Browser) -> None:
     market = WatchedMarket(2)
     with serving(market) as url, opened(browser, f"{url}/dashboard") as page:
@@ -282,6 +288,7 @@ def test_a_key_is_asked_for_and_sent(browser: Browser) -> None:
         expect(page.locator("#connection-text")).to_have_text("Live")
 
 
+@pytest.mark.long
 def test_who_may_not_see_it_is_told_why_and_may_give_a_key(browser: Browser, url: str) -> None:
     with opened(browser, f"{url}/dashboard", may_log="403") as page:
         expect(page.locator("#connection-text")).to_have_text("Live")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.long_forms import first_of
 from tests.unit.proxy.http.scripted import calling, market, post, spec
 
 BOTH = {
@@ -333,7 +334,7 @@ LARGE: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", first_of(2, ["a prompt", "biases", *(name for name in LARGE if "grammar" in name)]))
 def test_what_is_large_may_be_had_by_few_sequences(name: str) -> None:
     """Each sequence is sent all of it."""
     body, fits, too_many = LARGE[name]

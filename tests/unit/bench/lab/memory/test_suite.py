@@ -15,6 +15,7 @@ from bench.lab.memory.suite import run
 from bench.lab.memory.swap_in import arrivals
 
 
+@pytest.mark.long
 def test_mapping() -> None:
     for scattered in (False, True):
         measured = page_mapping.mapping(4, scattered=scattered, repetitions=2)

@@ -10,6 +10,7 @@ import pytest
 from bench.lab.scheduling.simulator_speed import Result, Size, run
 
 
+@pytest.mark.long
 def test_speed_and_growth_are_told_beside_their_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, first, scales = tmp_path / "simulator.json", Size(4, 8, 40), [Size(8, 16, 80), Size(9, 24, 120)]
     result = run(path, first=first, scales=scales, repetitions=2)

@@ -16,6 +16,7 @@ from bench.simulate.cells.suites import CELL_SUITES, CellSuite, cells, cells_lin
 from bench.simulate.contenders import OURS
 from bench.simulate.setting import Setting, pool_of
 from bench.simulate.sweep import Crossing
+from tests.long_forms import first_of
 
 WORKLOAD = "poisson:models=3,rps=0.5,duration=5"
 TINY = Choice(seeds=(0, 1), policies=("serverlessllm", OURS), only=("/slo1/sharegpt",))
@@ -73,7 +74,7 @@ def test_a_search_begins_where_another_seed_ended() -> None:
     assert suite.search(suite.cells[0], suite.contenders[0], 1, 5000.0).start == search.limit
 
 
-@pytest.mark.parametrize("name", CELL_SUITES)
+@pytest.mark.parametrize("name", first_of(1, list(CELL_SUITES)))
 def test_a_suite_writes_its_cells_and_a_plot(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     suite = CELL_SUITES[name](tiny=True)
     choice = Choice(seeds=(0,), policies=("dedicated",))
@@ -85,6 +86,7 @@ def test_a_suite_writes_its_cells_and_a_plot(name: str, tmp_path: Path, capsys: 
     assert suite.title in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_what_a_file_holds_is_not_simulated_again_and_the_whole_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +105,7 @@ def test_what_a_file_holds_is_not_simulated_again_and_the_whole_is_the_same(
     assert written(suite, parts, replace(TINY, again=True)) == in_parts
 
 
+@pytest.mark.long
 def test_what_goes_on_from_older_figures_keeps_the_head_of_those(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from bench.simulate.overload.run import Choice, run
 from bench.simulate.overload.suite import REFUSING, Cell, OverloadSuite, overload
 from bench.simulate.setting import Setting, models_of, pool_of
 from bench.simulate.tuning import Knob, Tuned, TuningProbe
+from tests.long_forms import first_rows_of
 
 HEAD = "arrival_s,model,input_tokens,output_tokens"
 ONE = Choice(policies=("serverlessllm", OURS), only=("0.5rps/x1.5",))
@@ -86,6 +87,7 @@ def test_a_directory_without_any_of_the_traces_is_refused(tmp_path: Path) -> Non
         overload(tmp_path)
 
 
+@pytest.mark.long
 def test_the_suite_runs_draws_and_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = written(overload(tiny=True), tmp_path, Choice())
     assert [cell["cell"].partition("/")[0] for cell in result["cells"]] == ["poisson-0.1rps"] * 4 + [
@@ -120,7 +122,8 @@ def test_what_a_file_holds_is_not_simulated_again_and_the_whole_is_the_same(tmp_
 
 
 @pytest.mark.parametrize(
-    ("cell", "file"), [("arena/1gpus", "arena27.csv.gz"), ("servegen/6gpus", "servegen_market.csv.gz")]
+    ("cell", "file"),
+    first_rows_of(1, [("arena/1gpus", "arena27.csv.gz"), ("servegen/6gpus", "servegen_market.csv.gz")]),
 )
 def test_cells_of_traces_stay_in_the_file_when_the_directory_is_not_given_or_another_one(
     cell: str, file: str, tmp_path: Path
@@ -161,6 +164,7 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         written(overload(tiny=True), tmp_path, Choice(only=("x9",)))
 
 
+@pytest.mark.long
 def test_the_head_of_older_figures_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "RESULTS", tmp_path)
     first = written(overload(tiny=True), tmp_path, replace(ONE, policies=(OURS,)))

@@ -15,6 +15,7 @@ from aegis.models.text.text_model import TextModel
 from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooManyTokens
 from proxy.http.request import text_workers
 from proxy.http.request.text_workers import SHORT_CHARACTERS, TextWorkers, characters_of
+from tests.long_forms import first_of
 from tests.unit.proxy.http.scripted import byte_text
 
 WAIT_S = 60.0
@@ -91,7 +92,7 @@ def test_a_conversation_becomes_text_and_tokens_as_the_model_has_them(texts: Tex
     )
 
 
-@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("template", first_of(2, list(HOSTILE.values())), ids=HOSTILE)
 def test_a_template_that_takes_what_it_wants_is_given_up_and_others_go_on(
     impatient: TextWorkers, template: str
 ) -> None:
@@ -137,6 +138,7 @@ def test_who_took_too_long_over_a_short_text_keeps_none_of_the_short_ones_waitin
     assert run(work) < 1.5, "none waits until the process is killed"
 
 
+@pytest.mark.long
 def test_who_took_too_long_over_a_long_text_keeps_none_of_the_others_long_ones_waiting(texts: TextWorkers) -> None:
     hostile, honest = byte_text(ENDLESS), byte_text()
     long = [{"role": "user", "content": "x" * SHORT_CHARACTERS}]
@@ -179,6 +181,7 @@ def test_a_caller_takes_turns_with_its_models_and_no_long_one_of_its_texts_waits
     assert done.index("long") <= 5
 
 
+@pytest.mark.long
 def test_a_tokenizer_that_takes_long_to_load_does_not_hold_up_short_texts(
     texts: TextWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +250,7 @@ def backtracking() -> TextModel:
     return TextModel(tokenizer, {}, None)
 
 
-@pytest.mark.parametrize("text", [growing(), backtracking()], ids=["growing", "backtracking"])
+@pytest.mark.parametrize("text", first_of(1, [growing(), backtracking()]), ids=["growing", "backtracking"])
 def test_a_tokenizer_that_takes_what_it_wants_is_given_up_too(impatient: TextWorkers, text: TextModel) -> None:
     encoding = lambda: impatient.encode("", text, ["a" * 10 + "x" * 60], special=True, tokens_max=10)  # noqa: E731
     with pytest.raises(UserError, match="time or memory to tokenize"):

@@ -194,6 +194,7 @@ def test_more_logprobs_than_there_are_are_refused() -> None:
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "top_logprobs"
 
 
+@pytest.mark.long
 def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     behind = market(says("x"), text=byte_text(TEMPLATE))
     tools = [{"type": "web_search"}, TOOL, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]
@@ -206,6 +207,7 @@ def test_tools_of_other_types_are_ignored_and_told_of() -> None:
     assert only.status_code == 200
 
 
+@pytest.mark.long
 def test_strict_schemas_are_not_demanded_where_the_model_cannot_be_held_to_them(trials: GrammarTrials) -> None:
     """Clients always send it; it is kept to in the form of Hermes, and where a call is demanded."""
     listed = byte_text('{{ tools }}"parameters"{{ messages }}')

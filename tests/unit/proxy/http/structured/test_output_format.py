@@ -247,6 +247,7 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     assert "deep" in error_of(post(market(), "/v1/chat/completions", CHAT | response_format(schema)))["message"]
 
 
+@pytest.mark.long
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_is_not() -> None:
     hurried = GrammarTrials(compile_s=2)
     rules = [f'r{i} ::= [a-z]* r{(i + 1) % 3000} | "x" r{i * 7 % 3000}' for i in range(3000)]
