@@ -27,7 +27,7 @@ help:
 	@echo "make test-live the tests of running servers, also those that take long"
 	@echo "make test-gpu  what needs an NVIDIA GPU: tests and figures, into bench/results/gpu.json"
 	@echo "make test-vllm the vLLM backend, on the CPU; the first time installs 3 GB into $(VLLM) (make vllm)"
-	@echo "make test-long the stress test of shared memory, requests drawn at random, seeds and compiled cores, at length"
+	@echo "make test-long the stress test of shared memory, requests drawn at random, compiled cores and all tests without servers, at length"
 	@echo "make test-seeds 10 000 seeds of harsh workloads through the cores that decide; some minutes"
 	@echo "make test-faults kill, stop and starve every part of a server, at several moments; some minutes"
 	@echo "make test-attacks what hostile clients and checkpoints do to a server, at length; some minutes"
@@ -122,7 +122,7 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-vllm: $(VLLM)/.installed
-	$(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/test_packed_linear.py \
+	AEGIS_TEST_LONG=1 $(VLLM)/bin/python -m pytest tests/unit/engine/vllm/test_version.py tests/unit/engine/test_packed_linear.py \
 		tests/unit/engine/vllm/test_engine.py tests/unit/engine/vllm/test_norms.py tests/unit/models/test_served.py
 	AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
@@ -130,7 +130,7 @@ test-long: $(TOOLS) compiled
 	AEGIS_STRESS_SECONDS=60 $(BIN)/python -m pytest tests/live/memory/test_memory_stress.py
 	AEGIS_FUZZ_CASES=2500 $(BIN)/python -m pytest --timeout 1800 tests/unit/proxy/http/test_openapi.py tests/live/api/test_fuzz.py
 	AEGIS_COMPILED=$(COMPILED) $(BIN)/python -m pytest tests/compiled
-	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/sim tests/parity
+	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/unit tests/sim tests/parity tests/tidy
 
 test-live: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live
@@ -167,15 +167,15 @@ test-exactness: $(TOOLS)
 	AEGIS_TEST_PROXIES=2 $(EXACTNESS)
 	AEGIS_TEST_SERVICES=external $(EXACTNESS)
 	AEGIS_TEST_RAY=1 $(EXACTNESS)
-	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n $(EXACTNESS) tests/live/models/test_architectures.py || exit 1; done
+	for n in 1 7 64; do AEGIS_TEST_LONG=1 AEGIS_TEST_PIECES=$$n $(EXACTNESS) tests/live/models/test_architectures.py || exit 1; done
 	for n in 1 7 64; do AEGIS_TEST_PIECES=$$n AEGIS_TEST_LANES=muxwise $(EXACTNESS) || exit 1; done
 	AEGIS_TEST_PIECES=7 AEGIS_TEST_LANES=least-slack $(EXACTNESS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/models/test_policies.py tests/live/models/test_all_kinds.py
 	@test ! -f $(VLLM)/.installed || AEGIS_TEST_ENGINE=vllm $(VLLM)/bin/python -m pytest tests/live/models/test_exactness.py
 
-# make test has a server on two nodes, one of whose instances dies; this all there is.
+# make test starts no Ray.
 test-ray: $(TOOLS)
-	AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/processes/test_ray.py tests/live/processes/test_handover.py \
+	AEGIS_TEST_LONG=1 AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/unit/cluster tests/live/processes/test_ray.py tests/live/processes/test_handover.py \
 		tests/live/tools/test_bench_handover.py
 
 test-places: $(TOOLS)
@@ -184,7 +184,7 @@ test-places: $(TOOLS)
 test-faults-sim: $(TOOLS)
 	$(BIN)/aegis simulate --faults --seeds 10000
 
-# make test has three moves between instances of one machine.
+# make test moves a model that nobody asks, between instances of one machine.
 test-moves: $(TOOLS)
 	AEGIS_TEST_LONG=1 $(BIN)/python -m pytest tests/live/processes/test_moves.py
 	AEGIS_TEST_LONG=1 AEGIS_TEST_RAY=1 $(BIN)/python -m pytest tests/live/processes/test_ray.py -k "moves"

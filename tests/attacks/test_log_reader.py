@@ -16,13 +16,14 @@ import pytest
 from tests.attacks.harness import END_S, MEMORY, under_attack
 from tests.live.server import ROOT, START_S, Server, eventually, processes_of
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.alone
 
 REQUESTS = 4_000
 NOBODY = "x" * 256
 """A model's name, so that the lines of all requests are more than what a pipe holds and what waits to be read."""
 
 
+@pytest.mark.long
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     reading, writing = os.pipe()
     scratch = tmp_path / "tmp"

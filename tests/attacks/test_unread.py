@@ -16,7 +16,7 @@ from tests.attacks.wire import request
 from tests.live.server import WAIT_S, Server, eventually
 from tests.long_forms import first_of
 
-pytestmark = [pytest.mark.alone, pytest.mark.long]
+pytestmark = pytest.mark.alone
 
 READERS = 16
 TEXT = "the cat and the hat " * 40_000
@@ -28,6 +28,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", first_of(1, list(BODIES)))
 def test_answers_that_nobody_reads_take_little(server: Server, name: str) -> None:
     path, body = BODIES[name]

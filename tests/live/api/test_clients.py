@@ -111,6 +111,7 @@ def test_fifty_clients_that_connect_and_vanish_harm_nothing(server: Server) -> N
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_seeded_request_gets_the_same_tokens_alone_and_among_others(server: Server) -> None:
     seeded: Body = {"model": "qwen3", "prompt": ids("seeded", 12), "max_tokens": 40, "ignore_eos": True}
     seeded |= {"seed": 7, "temperature": 1.3, "top_p": 0.95, "top_k": 100, "min_p": 0.001, "presence_penalty": 0.5}

@@ -61,6 +61,7 @@ async def seen(client: httpx.AsyncClient, condition: Callable[[dict[str, Any]], 
     raise AssertionError(f"never seen: {what}")
 
 
+@pytest.mark.long
 def test_what_is_told_while_streams_run_adds_up(roomy: Server, references: dict[str, Reference]) -> None:
     body, tokens = greedy("gemma2", references["gemma2"], prompt_tokens=300, max_tokens=150)
     reports = []

@@ -51,6 +51,7 @@ def edited(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_di
         yield server
 
 
+@pytest.mark.long
 def test_an_edited_file_changes_what_it_says_and_nothing_else(edited: Edited, checkpoints_dir: Path) -> None:
     """Streams of the model that is not touched run meanwhile."""
     server = edited.server
@@ -88,7 +89,6 @@ def test_a_file_that_cannot_be_read_changes_nothing_and_says_why(edited: Edited)
     edited.write()
 
 
-@pytest.mark.long
 def test_a_model_is_changed_by_command(edited: Edited) -> None:
     server = edited.server
     for arguments, key, value in (

@@ -59,6 +59,7 @@ def spread(streams: Sequence[Stream]) -> Counter[str]:
     return Counter(stream.proxy for stream in streams)
 
 
+@pytest.mark.long
 def test_streams_over_two_proxies_are_what_transformers_generates(served: Server, cases: Sequence[Case]) -> None:
     asked = cases[: STREAMS // 2]
     streams = [Stream(case.body) for case in asked]

@@ -134,7 +134,8 @@ def test_a_signal_ends_the_server_and_tells_every_client(
         assert stream.error and stream.error["message"] == "the server is shutting down; try another one"
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: Path, number: signal.Signals) -> None:
     with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
         eventually(lambda: len(processes_of(server.process.pid)) >= 6 + INSTANCES, "its processes are starting")

@@ -31,7 +31,7 @@ def commands(group: Any = None, *path: str) -> Iterator[tuple[tuple[str, ...], A
         yield from commands(command, *path, name)
 
 
-@pytest.mark.parametrize("path", first_of(12, [path for path, _ in commands()]), ids=" ".join)
+@pytest.mark.parametrize("path", first_of(6, [path for path, _ in commands()]), ids=" ".join)
 def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
     run = aegis(*path, "--help")
     assert (run.code, run.err) == (0, "")
@@ -40,7 +40,7 @@ def test_every_command_has_help(aegis: Any, path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    first_of(12, [path for path, command in commands() if not hasattr(command, "commands") and not command.hidden]),
+    first_of(6, [path for path, command in commands() if not hasattr(command, "commands") and not command.hidden]),
 )
 def test_every_command_shows_examples_that_call_it(aegis: Any, path: tuple[str, ...]) -> None:
     examples = aegis(*path, "--help").out.split("Example", 1)[1]

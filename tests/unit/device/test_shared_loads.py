@@ -159,6 +159,7 @@ def test_peers_carry_what_the_own_link_does_not(stand: Stand) -> None:
     target.peers.loads.settle()
 
 
+@pytest.mark.long
 def test_a_peer_that_stages_nothing_keeps_nobody(stand: Stand) -> None:
     loads = stand.target.peers.loads
     event = loads.load(1, stand.target.parts, stand.space.base)
@@ -168,6 +169,7 @@ def test_a_peer_that_stages_nothing_keeps_nobody(stand: Stand) -> None:
     assert all(stand.words.load(word) == over(1) for of_peer in loads._requests for word in of_peer)
 
 
+@pytest.mark.long
 def test_who_comes_late_is_told_that_it_is_over(stand: Stand) -> None:
     target, peer = stand.target, stand.peers[0]
     assert target.device.wait(target.peers.loads.load(1, target.parts, stand.space.base), timeout_ns=LONG_NS)
@@ -210,6 +212,7 @@ def test_an_abandoned_load_is_over_soon_and_its_peers_are_free(stand: Stand) -> 
     assert stand.content_loaded() == stand.content
 
 
+@pytest.mark.long
 def test_one_peer_serves_load_after_load(stand: Stand) -> None:
     target, loads, peer = stand.target, stand.target.peers.loads, stand.peers[0]
     for number in (1, 2, 3):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import checkpoints
 
 COMPILER = ("torch._dynamo", "torch._inductor")
@@ -44,6 +46,7 @@ print(own.define_import_structure(path) == ours.define_import_structure(path))
 """
 
 
+@pytest.mark.long
 def test_what_is_never_used_is_not_imported_until_somebody_asks_for_it(tmp_path: Path) -> None:
     checkpoints.write(tmp_path / "stored", "gemma2")  # transformers imports more where it writes
     done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True)

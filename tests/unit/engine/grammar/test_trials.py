@@ -54,6 +54,7 @@ def test_what_is_held_to_passes(trials: GrammarTrials, text: str) -> None:
     assert asyncio.run(problem(trials, regex(text))) is None
 
 
+@pytest.mark.long
 def test_what_takes_long_to_follow_is_refused() -> None:
     rules = [f's{n} ::= {" | ".join(f"s{(n + k) % 9} s{(2 * n + k) % 9}" for k in range(9))} | "a"' for n in range(9)]
     patient = GrammarTrials(compile_s=60)  # that following it is slow is found before the time for compiling is over

@@ -217,6 +217,7 @@ def shouting() -> TextModel:
     return TextModel(tokenizer, {}, None)
 
 
+@pytest.mark.long
 def test_what_becomes_too_large_is_refused_and_not_held(patient: TextWorkers) -> None:
     huge = byte_text("{{ 'x' * (messages|length * 62914560) }}")
 
