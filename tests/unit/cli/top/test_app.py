@@ -8,10 +8,10 @@ from typing import Any
 
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
-from textual.worker import Worker, WorkerState
 
 from aegis.admin_client import AdminClient
 from aegis.cli.top.app import Top
+from aegis.telemetry.live_view import Live, SeenUntil
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring
 from tests.unit.proxy.http.watched import WatchedMarket
@@ -19,11 +19,20 @@ from tests.unit.proxy.http.watched import WatchedMarket
 WITHIN_S = 20.0
 
 
+class Counting(AdminClient):
+    answers = 0
+
+    def live(self, seen: SeenUntil) -> Live:
+        answer = super().live(seen)
+        Counting.answers += 1
+        return answer
+
+
 def driven(market: WatchedMarket, work: Callable[[Top, Pilot[Any]], Awaitable[None]], **settings: Any) -> None:
     with serving(market, **settings) as url:
 
         async def main() -> None:
-            app = Top(AdminClient(url), url, 0.2)
+            app = Top(Counting(url), url, 0.2)
             async with app.run_test(size=(120, 40)) as pilot:
                 await work(app, pilot)
 
@@ -78,9 +87,8 @@ def test_an_answer_that_comes_while_it_quits_is_passed_over() -> None:
     async def work(app: Top, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "live" in head(app))
         await app.screen.remove_children()
-        answers: list[Worker[Any]] = []
-        app.set_interval(0.05, lambda: answers.extend(app.workers))
-        await until(pilot, lambda: any(each.state is WorkerState.SUCCESS for each in answers))
+        before = Counting.answers
+        await until(pilot, lambda: Counting.answers > before + 1)
 
     driven(WatchedMarket(3), work)
 
