@@ -250,8 +250,7 @@ class SimMarket:
     def _submit(self, request: RequestId, model: ModelId, wanted: SimRequest) -> None:
         job = self._job(request, model, wanted)
         work = Work(job.model, len(job.prompt))
-        late_ns = self._core.admission.late_ns
-        if self._refuses_late and late_ns(request, work, job.priority, job.arrival_ns) is not None:
+        if self._refuses_late and self._core.admission.late_ns(work, job.priority, job.arrival_ns) is not None:
             self._unserved(job, wanted, REFUSED)
             return
         self._reused.note(request, wanted.reused_tokens, len(job.prompt))

@@ -208,9 +208,7 @@ class Proxy:
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
         slo = served.spec.slo
         if self._refuses_late and not (sent or first_choice or among):  # what was begun goes on
-            late_ns = self._core.admission.late_ns(
-                request, Work(served.spec.base or model, len(prompt)), ranked, now_ns
-            )
+            late_ns = self._core.admission.late_ns(Work(served.spec.base or model, len(prompt)), ranked, now_ns)
             if late_ns is not None:
                 log, tokens = self._history.requests, sampling.max_tokens
                 log.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=tokens)

@@ -12,8 +12,6 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
     there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
     all come before who is new: it waits until there is time for all (2), and for all prefills.
-(5) Of all that it is the share that those who were taken have waited of what was expected of them (`WaitShare`). They
-    wait for all of their tokens: one that comes a TBT after the one before it has waited as long as that one.
 
 It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
 has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
@@ -22,7 +20,7 @@ change with every request that comes or ends.
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
 want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before
 it never make a wait shorter; (4) waits are finite; (5) asking changes nothing but what later requests are held to
-(`BACK_SHARE`); (6) no wait is said to be longer than it is by (1) to (4), however long others waited.
+(`BACK_SHARE`).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from aegis.core.estimators import Latency
-from aegis.core.ids import InstanceId, ModelId, RequestId
+from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
 from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work, worth_of
@@ -48,12 +46,6 @@ from proxy.routing.pace import Pace
 from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
-REMEMBERED: Final = 32
-"""So many waits of a TTFT count for two thirds of what is learned from all."""
-AS_EXPECTED: Final = 4.0
-"""So many are taken to have been as expected before the first one."""
-LEAST_OF_EXPECTED: Final = 0.2
-"""However short waits were. Who waits long tells of it late, when many others were taken."""
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 _PPM: Final = 1_000_000
 
@@ -102,33 +94,6 @@ def wait_behind_ns(own: Claim, others: Iterable[Claim], stretch: float) -> int:
     return round(ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(stretch) + prefill_ns)
 
 
-@dataclass(slots=True)
-class _Taken:
-    """`waited_ns` is the longest that one of its tokens came after it, less the TBTs of those before."""
-
-    expected_ns: int  # by (1) to (4)
-    waited_ns: int = 0
-
-
-class WaitShare:
-    """What requests wait over what is expected, one at most: who comes before others may leave sooner than is counted
-    on, or be put off. By least squares, as short waits tell little. The latest count most."""
-
-    __slots__ = ("_expected", "_waited", "of_expected")
-
-    def __init__(self) -> None:
-        self._expected = self._waited = AS_EXPECTED
-        self.of_expected = 1.0
-
-    def add(self, waited: float, expected: float) -> None:
-        """Both in TTFTs of the model."""
-        weight = expected * expected
-        kept = 1 - min(weight, 1.0) / REMEMBERED
-        self._expected = kept * self._expected + weight
-        self._waited = kept * self._waited + waited * expected
-        self.of_expected = min(max(self._waited / self._expected, LEAST_OF_EXPECTED), 1.0)
-
-
 class Admission:
     """Of one proxy. It looks at what its router keeps, and counts only the worth of priorities itself."""
 
@@ -156,29 +121,14 @@ class Admission:
         self._chosen = chosen
         self._pace = Pace()
         self._refused: set[ModelId] = set()  # whose last request was
-        self._taken: dict[RequestId, _Taken] = {}
-        self._share = WaitShare()
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
 
     def placed(self, instance: InstanceId, job: Job) -> None:
         if job.priority:
             self._more[instance, job.model] += worth_of(job.priority) - 1
 
-    def tokens(self, instance: InstanceId, job: Job, made: int, count: int, now_ns: int) -> None:
-        """The last `count` of the `made` tokens that it has came from there."""
-        slo, taken = self._specs[job.model].slo, self._taken.get(job.request)
-        self._pace.tokens(instance, job.request, count, slo, now_ns)
-        if taken is not None:
-            taken.waited_ns = max(taken.waited_ns, now_ns - job.arrival_ns - (made - 1) * slo.tbt_ns)
-
-    def ended(self, job: Job, now_ns: int, *, begun: bool) -> None:
-        """Without a token it counts only where it waited longer than is expected."""
-        taken, spec = self._taken.pop(job.request, None), self._specs.get(job.model)
-        if taken is None or spec is None:
-            return
-        waited_ns, expected_ns = taken.waited_ns or now_ns - job.arrival_ns, taken.expected_ns
-        if begun or waited_ns > self._share.of_expected * expected_ns:
-            self._share.add(waited_ns / spec.slo.ttft_ns, expected_ns / spec.slo.ttft_ns)
+    def tokens(self, instance: InstanceId, job: Job, count: int, now_ns: int) -> None:
+        self._pace.tokens(instance, job.request, count, self._specs[job.model].slo, now_ns)
 
     def left(self, instance: InstanceId, job: Job, now_ns: int) -> None:
         self._pace.left(instance, job.request, now_ns)
@@ -207,24 +157,22 @@ class Admission:
         self._refused.discard(model)
         self._drop([key for key in self._more if key[1] == model])
 
-    def late_ns(self, request: RequestId, work: Work, priority: int, now_ns: int) -> int | None:
+    def late_ns(self, work: Work, priority: int, now_ns: int) -> int | None:
         """How much later than its TTFT its first token would be, if the request is to be refused for that."""
-        estimate_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
-        if estimate_ns is None:
+        expected_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
+        if expected_ns is None:
             self._refused.discard(work.model)
             return None
-        expected_ns = round(self._share.of_expected * estimate_ns)
         ttft_ns = self._specs[work.model].slo.ttft_ns
         limit_ns = round(BACK_SHARE * ttft_ns) if work.model in self._refused else ttft_ns
         if expected_ns <= limit_ns:
             self._refused.discard(work.model)
-            self._taken[request] = _Taken(estimate_ns)
             return None
         self._refused.add(work.model)
         return expected_ns - limit_ns
 
     def expected_ns(self, work: Work, priority: int = 0, *, now_ns: int) -> int | None:
-        """Until its first token, where that comes first, by (1) to (4); None if there is no estimate."""
+        """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
         waits_ns = [self._wait_ns(work, priority, instance, now_ns) for instance in self._asked(work, now_ns)]

@@ -357,7 +357,7 @@ class Router:
         session.sent += [token.id for token in tokens]
         self._first_tokens.remove(request)
         if session.decode is not None:
-            self.admission.tokens(session.decode, session.job, len(session.sent), len(tokens), self._now_ns)
+            self.admission.tokens(session.decode, session.job, len(tokens), self._now_ns)
             if first == len(session.job.sent):
                 self._decodes.makes_tokens(session.decode, request)
         self._out.append(Deliver(request, first, tokens))
@@ -432,7 +432,8 @@ class Router:
             self._out.append(To(at, HandOver(request, self._sessions[request].job.attempt, with_kv=cheaper)))
 
     def _handed_over(self, source: InstanceId, message: HandedOver) -> None:
-        """The request goes on from its KV, or is prefilled anew. If it ended or was replayed, its KV is released."""
+        """The request goes on from its KV, or is prefilled anew. One that has ended meanwhile, or was replayed, leaves
+        KV to be released."""
         request, kv = message.request, message.kv
         adopted = self._handles.pop((request, message.attempt), None) if kv and kv.owner != source else None
         session = self._current(request, message.attempt)
@@ -593,7 +594,6 @@ class Router:
         failure: Failure = Failure.GENERATION,
     ) -> None:
         session = self._sessions.pop(request)
-        self.admission.ended(session.job, self._now_ns, begun=bool(session.sent))
         if self._reasons and step is Step.FAIL:
             spec = self._specs.get(session.job.model)
             self._out.append(refusal(session, spec.slo if spec else None, message, self._now_ns))

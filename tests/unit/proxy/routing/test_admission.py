@@ -26,7 +26,7 @@ from aegis.telemetry.model_counts import Tally
 from aegis.transport.node_messages import ProxyEnd
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.admission import LEAST_OF_EXPECTED, REMEMBERED, Claim, WaitShare, wait_ns
+from proxy.routing.admission import Claim, wait_ns
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import (
     ClientLeft,
@@ -148,25 +148,19 @@ class Pool:
         job = Job(RequestId(request), 1, model, (1,) * tokens, Sampling(max_tokens=999), 0, priority=priority)
         self.tell(RequestArrived(job))
 
-    def begin(self, request: int, now_ns: int = 0) -> None:
+    def begin(self, request: int) -> None:
         """It has its first token."""
         at, named = HERE, RequestId(request)
         for message in (Started(named, 1), Prefilled(named, 1, Token(5), None, 1), Phase((named,), running=True)):
-            self.tell(MessageReceived(at, message), now_ns)
+            self.tell(MessageReceived(at, message))
 
     def stream(self, request: int, at: InstanceId, first: int, now_ns: int) -> None:
         """One more token of it came."""
         message = Tokens(RequestId(request), 1, first, (Token(5),), None)
         self.tell(MessageReceived(at, message), now_ns)
 
-    def allow(self, ttft_ns: int) -> None:
-        for model in (A, B):
-            self.tell(SloSet(model, Slo(ttft_ns=ttft_ns, tbt_ns=HASTY.tbt_ns)))
-
-    def late_ns(
-        self, model: ModelId, *, tokens: int = 50, priority: int = 0, now_ns: int = 0, request: int = 10**6
-    ) -> int | None:
-        return self.core.admission.late_ns(RequestId(request), Work(model, tokens), priority, now_ns)
+    def late_ns(self, model: ModelId, *, tokens: int = 50, priority: int = 0, now_ns: int = 0) -> int | None:
+        return self.core.admission.late_ns(Work(model, tokens), priority, now_ns)
 
     def expected_ns(self, model: ModelId, *, priority: int = 0) -> int:
         expected_ns = self.core.admission.expected_ns(Work(model, 50), priority, now_ns=0)
@@ -208,7 +202,8 @@ def test_who_was_refused_is_taken_when_it_would_wait_clearly_less() -> None:
     wait_ns = pool.expected_ns(A)
 
     def refused_within(ns: int) -> int | None:
-        pool.allow(ns)
+        for model in (A, B):
+            pool.tell(SloSet(model, Slo(ttft_ns=ns, tbt_ns=HASTY.tbt_ns)))
         return pool.late_ns(A)
 
     assert refused_within(wait_ns + 1000) is None
@@ -224,69 +219,6 @@ def test_asking_places_nobody() -> None:
     before = (pool.core.loads(), pool.core.load_ppm(), pool.core.sample(), pool.core.states())
     assert pool.late_ns(B)
     assert (pool.core.loads(), pool.core.load_ppm(), pool.core.sample(), pool.core.states()) == before
-
-
-# --- what waits tell ------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 5)), max_size=200))
-def test_no_wait_is_said_to_be_longer_than_is_estimated_however_long_others_waited(
-    waits: list[tuple[float, float]],
-) -> None:
-    share = WaitShare()
-    assert share.of_expected == 1
-    for waited, expected in waits:
-        share.add(waited, expected)
-        assert LEAST_OF_EXPECTED <= share.of_expected <= 1
-
-
-@given(st.floats(0, 2), st.floats(0.05, 3))
-def test_what_is_learnt_is_the_share_that_requests_wait_of_what_is_expected(share: float, expected: float) -> None:
-    learnt, brief = WaitShare(), 0.001
-    for _ in range(round(10 * REMEMBERED / min(expected, 1) ** 2)):
-        learnt.add(share * expected, expected)
-    assert learnt.of_expected == pytest.approx(min(max(share, LEAST_OF_EXPECTED), 1), abs=0.01)
-    for _ in range(100):
-        learnt.add(50 * brief, brief)
-    assert learnt.of_expected == pytest.approx(min(max(share, LEAST_OF_EXPECTED), 1), abs=0.02), (
-        "short waits tell little"
-    )
-
-
-def taught(waited: float, *, begins: bool = True) -> Pool:
-    """Requests that were to wait for most of their TTFT waited so much of what was expected, or left then. After them
-    one more would have to wait for a little longer than its TTFT."""
-    pool = Pool(HERE)
-    pool.arrive(1, B)
-    for request in range(2, 50):
-        waits(pool, request, waited, begins=begins)
-    pool.allow(round(0.95 * pool.expected_ns(A)))
-    return pool
-
-
-def waits(pool: Pool, request: int, waited: float, *, begins: bool) -> None:
-    expected_ns = pool.expected_ns(A)
-    pool.allow(round(1.1 * expected_ns))
-    assert pool.late_ns(A, request=request) is None
-    pool.arrive(request, A)
-    then_ns = round(waited * expected_ns)
-    if begins:
-        pool.begin(request, then_ns)
-    pool.tell(ClientLeft(RequestId(request)), then_ns)
-
-
-def test_where_waits_are_shorter_than_expected_later_requests_are_taken() -> None:
-    assert taught(1.0).late_ns(A)
-    assert taught(0.5).late_ns(A) is None
-
-
-def test_who_leaves_before_its_first_token_tells_how_long_waits_are_and_not_how_short() -> None:
-    assert taught(0.5, begins=False).late_ns(A)
-    pool = taught(0.5)
-    for request in range(50, 100):
-        waits(pool, request, 3.0, begins=False)
-    pool.allow(round(0.95 * pool.expected_ns(A)))
-    assert pool.late_ns(A)
 
 
 SHORT_OF = 0.6
