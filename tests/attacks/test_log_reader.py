@@ -23,7 +23,6 @@ NOBODY = "x" * 256
 """A model's name, so that the lines of all requests are more than what a pipe holds and what waits to be read."""
 
 
-@pytest.mark.long
 def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, cache: Path, checkpoints_dir: Path) -> None:
     reading, writing = os.pipe()
     scratch = tmp_path / "tmp"

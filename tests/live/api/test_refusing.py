@@ -9,14 +9,11 @@ from pathlib import Path
 
 import httpx
 import msgspec
-import pytest
 
 from aegis.telemetry.records import REFUSED, Record
 from tests.live.market import MARKET
 from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, client_of
-
-pytestmark = pytest.mark.long
 
 ROUNDS = {False: 2, True: 6}  # by whether it refuses
 BEATS = 8

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SERVE = """
 import sys
 class Absent:
@@ -29,7 +27,6 @@ print([name for name in sys.modules if name.startswith(ours)])
 """
 
 
-@pytest.mark.long
 def test_a_cpu_instance_loads_nothing_of_cuda(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path)], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
