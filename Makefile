@@ -50,27 +50,35 @@ setup: $(TOOLS)
 
 # The stamps are written last: an install that was interrupted is done again. For serving, bytecode is made of what gets
 # imported, when it is. For tests, compiling on all cores, and of transformers' model files only those that get imported,
-# takes a third of the time it takes pip.
+# takes a third of the time it takes pip. The pip that comes with an older Python reads indexes at half the speed.
 PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 INSTALL = $(BIN)/$(PIP)
+INSTALLED = pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])
 UNCOMPILED = '/(transformers/models|ray/(rllib|train|tune)|moto|networkx|pip|scipy|sklearn|sympy|tests?)/'
 COMPILE = $(BIN)/python -m compileall -q -j 0 -x $(UNCOMPILED) $(VENV)/lib >/dev/null || true  # templates do not
 
-# What serving needs.
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "aegis needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(MAKE) --no-print-directory _venv
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(INSTALL) pip
+endef
+
+# What serving needs.
+$(STAMP): $(INSTALLED)
+	$(environment)
 	@echo "Installing into $(VENV); the first time takes a minute or two."
 	@$(INSTALL) -e .
 	@touch $@
 
-# What testing needs besides; Triton, whose kernels are tested without a GPU, is most of it.
-$(TOOLS): $(STAMP)
-	@echo "Installing what the tests need."
+# And what testing needs besides; Triton, whose kernels are tested without a GPU, is most of it. All in one go: each time
+# pip is asked it finds out anew what fits together.
+$(TOOLS): $(INSTALLED)
+	$(environment)
+	@echo "Installing into $(VENV), also what the tests need; the first time takes about three minutes."
 	@sh tests/programs.sh & $(INSTALL) -e '.[dev]' && { $(COMPILE); }; done=$$?; wait; exit $$done
-	@touch $@
+	@touch $(STAMP) $@
 
 # Debian and Ubuntu ship Python without what makes virtual environments.
 _venv: PACKAGE = $(shell $(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')

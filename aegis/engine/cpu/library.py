@@ -21,7 +21,7 @@ RANK_MAX = 512
 COLUMNS_MAX = 1 << 15
 
 _TURN_OFF = "AEGIS_NO_COMPILED_STEPS"
-_INTERFACE = "aegis_interface_2"
+_INTERFACE = "aegis_interface_3"
 """What is built of sources of another one waits for `make` to build it anew, and is not called."""
 
 
@@ -100,6 +100,8 @@ def library() -> ctypes.CDLL | None:
         return None
     if not hasattr(found, _INTERFACE) or not found.aegis_supported():
         return None
+    found.aegis_set_up.restype = None
+    found.aegis_set_up()
     found.aegis_scratch_bytes.restype = ctypes.c_int64
     found.aegis_scratch_bytes.argtypes = (ctypes.POINTER(Model), ctypes.c_int64, ctypes.c_int64)
     found.aegis_product_bytes.restype = ctypes.c_int64

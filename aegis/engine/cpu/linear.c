@@ -146,7 +146,7 @@ static struct {
     uint16_t beside[32];
 } tables __attribute__((aligned(64)));
 
-__attribute__((constructor)) static void make_tables(void) {
+static void make_tables(void) {
     for (int row = 0; row < 32; row++)
         for (int column = 0; column < 4; column++)
             tables.fours[row / 16][row % 16 * 4 + column] = (uint8_t)(column * 32 + row);
@@ -163,6 +163,11 @@ __attribute__((constructor)) static void make_tables(void) {
     }
     for (int at = 0; at < 16; at++) tables.digits[at] = (float)(at - 8);
     for (int at = 0; at < 32; at++) tables.beside[at] = (uint16_t)(at / 2 + at % 2 * 16);
+}
+
+void set_up_products(void) {
+    make_tables();
+    ask_for_tiles();
 }
 
 /* Sums over the columns of a group for `count` rows of digits. A function of its own, for compilers would else keep

@@ -35,6 +35,9 @@ typedef struct {
     float *group_sums; /* [rows, columns / group]: of the whole numbers */
 } input_t;
 
+/* Once, before any product. */
+void set_up_products(void);
+
 typedef void (*work_t)(void *context, int64_t from, int64_t to);
 
 /* Runs `work` on 0 to `count`, shared out among `threads`. */

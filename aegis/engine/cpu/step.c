@@ -53,15 +53,19 @@ void aegis_use_threads(gomp_parallel_t parallel, gomp_number_t number, gomp_numb
 }
 
 /* Raised with every change of what Python calls here: what was built of older sources is not called. */
-int aegis_interface_2;
+int aegis_interface_3;
 
-/* Whether this processor has all that is used here. */
-int aegis_supported(void) {
+/* Whether this processor has all that is used here, in instructions that all have. Nothing may run before, so nothing
+   here runs when it is loaded. */
+__attribute__((target("arch=x86-64"))) int aegis_supported(void) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
            __builtin_cpu_supports("avx512vbmi");
 }
+
+/* Once, where it is supported. */
+void aegis_set_up(void) { set_up_products(); }
 
 typedef struct {
     work_t work;

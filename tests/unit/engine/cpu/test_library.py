@@ -1,0 +1,40 @@
+"""Compiled steps on processors that lack their instructions: the library can be loaded there, and says so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aegis.engine import cpu
+
+_RUNTIME_BYTES = 16
+"""Of pointers to what the C runtime itself runs: its beginning, and libgcc's look at the processor."""
+_WIDE = re.compile(r"%[yz]mm\d|%xmm(1[6-9]|[23]\d)|%k[1-7]")
+
+
+@pytest.fixture
+def built() -> Path:
+    files = sorted(Path(cpu.__file__).parent.glob("_steps*.so"))
+    if not files or not shutil.which("objdump"):
+        pytest.skip("no compiler built the steps here")
+    return files[0]
+
+
+def _told(*command: object) -> str:
+    return subprocess.run([str(each) for each in command], check=True, capture_output=True, text=True).stdout
+
+
+def test_it_runs_nothing_when_it_is_loaded(built: Path) -> None:
+    """What runs then meets processors without AVX-512."""
+    section = next(line.split() for line in _told("objdump", "-h", built).splitlines() if " .init_array " in line)
+    assert int(section[2], 16) <= _RUNTIME_BYTES
+
+
+def test_whether_it_is_supported_is_asked_with_instructions_that_every_processor_has(built: Path) -> None:
+    code = _told("objdump", "-d", "--disassemble=aegis_supported", built)
+    assert "<aegis_supported>:" in code and "ret" in code
+    assert not _WIDE.search(code)
