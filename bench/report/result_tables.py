@@ -313,8 +313,7 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
-    "live overload: goodput": "a fifth of the tokens came late, for which no cause is measured, and rounds differ by "
-    "a third: 753 to 1 012 with twice the load, 784 to 867 with four times",
+    "live overload: goodput": "rounds differ by two fifths, and no cause is measured",
     "live overload, refusing: goodput": "a third of the tokens of requests that were not refused came late: the "
     "estimate takes more of them than the instances can serve on time",
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
