@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.attacks.harness import END_S, MEMORY, under_attack
@@ -59,9 +61,12 @@ def test_a_log_that_nobody_reads_stops_nothing(tmp_path: Path, cache: Path, chec
 
 
 def _ask(server: Server) -> None:
-    with httpx.Client(base_url=server.url, trust_env=False, verify=False, timeout=60) as client:
+    """With the standard library's client, which takes a fifth of httpx's time."""
+    with closing(HTTPConnection(server.url.removeprefix("http://"), timeout=60)) as client:
         for _ in range(REQUESTS // 4):
-            assert client.get(f"/v1/models/{NOBODY}", headers={"x-request-id": "x" * 128}).status_code == 404
+            client.request("GET", f"/v1/models/{NOBODY}", headers={"x-request-id": "x" * 128})
+            with client.getresponse() as reply:
+                assert reply.read() and reply.status == HTTPStatus.NOT_FOUND
 
 
 def _read_until(reading: int, end: bytes) -> bytes:
