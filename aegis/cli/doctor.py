@@ -93,6 +93,11 @@ def _machine() -> Iterator[Finding]:
     page = os.sysconf("SC_PAGE_SIZE")
     total, free = os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
     yield Finding("processors", f"{len(os.sched_getaffinity(0))} cores")
+    if _version("torch"):
+        from aegis.engine.cpu.library import missing
+
+        reason = missing()
+        yield Finding("decode steps", f"through torch's modules, slower: {reason}" if reason else "compiled")
     limit = memory_limit()
     contained = f"; this container may have {_gib(limit.nbytes)}" if limit.contained else ""
     yield Finding("memory", f"{_gib(total)}, {_gib(free)} of it unused{contained}")

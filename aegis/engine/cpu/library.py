@@ -91,15 +91,34 @@ class Step(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """None: steps cannot run through it here."""
+    found = _opened()
+    return None if isinstance(found, str) else _declared(found)
+
+
+def missing() -> str | None:
+    """Why steps cannot run through it here, in a few words; None: they can."""
+    found = _opened()
+    return found if isinstance(found, str) else None
+
+
+@cache
+def _opened() -> ctypes.CDLL | str:
+    """The library, or why there is none that can run."""
+    if os.environ.get(_TURN_OFF):
+        return f"{_TURN_OFF} turns them off"
     built = sorted(Path(__file__).parent.glob("_steps*.so"))
-    if not built or os.environ.get(_TURN_OFF):
-        return None
+    if not built:
+        return "they were not compiled where aegis was installed: that needs x86-64 and a C compiler"
     try:
         found = ctypes.CDLL(str(built[0]))
-    except OSError:  # built for another machine
-        return None
-    if not hasattr(found, _INTERFACE) or not found.aegis_supported():
-        return None
+    except OSError:
+        return "they were compiled for another machine"
+    if not hasattr(found, _INTERFACE):
+        return "they were compiled of older sources; install aegis again"
+    return found if found.aegis_supported() else "this processor lacks AVX-512, or its VNNI, VBMI or BF16"
+
+
+def _declared(found: ctypes.CDLL) -> ctypes.CDLL:
     found.aegis_set_up.restype = None
     found.aegis_set_up()
     found.aegis_scratch_bytes.restype = ctypes.c_int64

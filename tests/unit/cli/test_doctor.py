@@ -8,6 +8,7 @@ from typing import Any
 from aegis import __version__
 from aegis.cli.doctor import linked
 from aegis.device.cuda.gpus import VisibleGpu
+from aegis.engine.cpu.library import library
 
 
 def test_it_says_what_is_here_and_what_would_run(aegis: Any, tmp_path: Path) -> None:
@@ -17,6 +18,7 @@ def test_it_says_what_is_here_and_what_would_run(aegis: Any, tmp_path: Path) -> 
     told = {line[2:].split("  ")[0].strip(): line for line in run.out.splitlines()}
     assert run.code == 0
     assert __version__ in told["aegis"] and {"torch", "processors", "memory"} <= set(told)
+    assert ("compiled" in told["decode steps"].split(":")[0]) == (library() is not None)
     assert "5 instances (2 prefill, 3 decode) on cpu, 2 devices of 256MiB for weights and KV" in told["launch"]
 
 

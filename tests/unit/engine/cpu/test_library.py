@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aegis.engine import cpu
+from aegis.engine.cpu import library
 
 _RUNTIME_BYTES = 16
 """Of pointers to what the C runtime itself runs: its beginning, and libgcc's look at the processor."""
@@ -38,3 +39,18 @@ def test_whether_it_is_supported_is_asked_with_instructions_that_every_processor
     code = _told("objdump", "-d", "--disassemble=aegis_supported", built)
     assert "<aegis_supported>:" in code and "ret" in code
     assert not _WIDE.search(code)
+
+
+def test_why_steps_are_not_compiled_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def told() -> str:
+        library._opened.cache_clear()
+        return library.missing() or ""
+
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
+    assert "not compiled where aegis was installed" in told()
+    (tmp_path / "_steps.so").write_bytes(b"no library")
+    assert told() == "they were compiled for another machine"
+    monkeypatch.setenv("AEGIS_NO_COMPILED_STEPS", "1")
+    assert told() == "AEGIS_NO_COMPILED_STEPS turns them off"
+    monkeypatch.undo()
+    assert (told() == "") == (library.library() is not None)
