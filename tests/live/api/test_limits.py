@@ -167,7 +167,7 @@ def test_the_log_is_json_and_holds_no_key(keyed: Server) -> None:
 
 def test_at_its_end_what_runs_ends_well_and_what_comes_is_told(keyed: Server) -> None:
     """The last test: it ends the server."""
-    long = BODY | ENDLESS | LONG
+    long = BODY | ENDLESS | LONG | {"max_tokens": 1500}
 
     async def main() -> tuple[str, int]:
         async with (
