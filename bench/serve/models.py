@@ -18,6 +18,7 @@ SAFE_TOKEN_IDS = tuple(range(10, 100))
 
 _TEXT = "The quick brown fox jumps over the lazy dog, while 27 wizards brew potions of jade and quartz in May."
 _KNOW_TOKEN_IDS = ("aegis", "vllm")
+_GENERATES = "generate"
 
 
 class Card(Struct, frozen=True):
@@ -25,6 +26,7 @@ class Card(Struct, frozen=True):
 
     id: str
     owned_by: str = ""
+    task: str = _GENERATES
 
     @property
     def returns_token_ids(self) -> bool:
@@ -65,12 +67,17 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
 
 
 def choose(cards: Sequence[Card], wanted: Sequence[str]) -> list[Card]:
-    """The models that are wanted, in that order; all if none is named. Raises UserError."""
+    """The models that are wanted, in that order; if none is named, all that generate text. Raises UserError."""
     served = {card.id: card for card in cards}
     for name in wanted:
         if name not in served:
             raise UserError(f"--model: {name!r} is not served; those that are: {', '.join(sorted(served))}")
-    return [served[name] for name in dict.fromkeys(wanted)] or list(cards)
+        if (task := served[name].task) != _GENERATES:
+            raise UserError(f"--model: {name!r} generates no text; its task is {task}")
+    chosen = [served[name] for name in dict.fromkeys(wanted)] or [card for card in cards if card.task == _GENERATES]
+    if not chosen:
+        raise UserError(f"none of the models that are served generates text: {', '.join(sorted(served))}")
+    return chosen
 
 
 def assign(names: Iterable[ModelId], served: Sequence[Card], how: str | None = None) -> dict[ModelId, ModelId]:

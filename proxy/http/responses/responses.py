@@ -132,11 +132,18 @@ async def _converse(
         return await converse(request, ChatBody(chat.values, nbytes=conversation.nbytes), shape, cuts=True)
 
 
+_REFUSED = ("include", "include[]", "starting_after", "stream")
+
+
 @router.get(
     "/v1/responses/{response_id}",
     **operation("A response that is kept", ResponseObject, problems=_FINDING, parameters=(_ID,)),
 )
 async def retrieve_response(request: Request) -> Response:
+    """As a whole: what it was made of is not kept, and so it is not streamed again."""
+    for name, value in request.query_params.items():
+        if name in _REFUSED and value != "false":
+            raise UserError(f"'{name}' is not supported for a response that is kept; leave it out", param=name)
     return Response(bytes((await _stored(request)).response), media_type="application/json")
 
 

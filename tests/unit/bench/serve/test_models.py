@@ -48,6 +48,15 @@ def test_models_are_chosen_by_name_in_the_order_given() -> None:
         choose(SERVED, ["a", "z"])
 
 
+def test_models_that_generate_no_text_are_left_out_and_not_taken_by_name() -> None:
+    embedder = Card("e", task="embed")
+    assert choose([*SERVED, embedder], []) == SERVED
+    with pytest.raises(UserError, match="'e' generates no text; its task is embed"):
+        choose([*SERVED, embedder], ["b", "e"])
+    with pytest.raises(UserError, match="none of the models that are served generates text: e"):
+        choose([embedder], [])
+
+
 @pytest.mark.parametrize(("owner", "returns"), [("aegis", True), ("vllm", True), ("openai", False), ("", False)])
 def test_only_servers_that_know_it_are_asked_for_token_ids(owner: str, returns: bool) -> None:
     assert Card("m", owner).returns_token_ids == returns

@@ -288,7 +288,9 @@ def test_a_conversation_goes_on_from_a_response_and_its_instructions_do_not() ->
         third = await client.post(PATH, json=ask("two", previous_response_id=told["id"], store=False))
         assert third.status_code == 200 and prompt_of(behind).count("[assistant]hmso") == 2
         assert (await client.get(f"{PATH}/{first['id']}")).json() == first
-        assert (await client.get(f"{PATH}/{told['id']}")).json() == told
+        assert (await client.get(f"{PATH}/{told['id']}", params={"stream": "false"})).json() == told
+        again = await client.get(f"{PATH}/{told['id']}", params={"stream": "true", "starting_after": "1"})
+        assert (again.status_code, again.json()["error"]["param"]) == (400, "stream")
         gone = await client.post(PATH, json=ask("x", previous_response_id=third.json()["id"]))
         assert (gone.status_code, gone.json()["error"]["code"]) == (400, "previous_response_not_found")
         deleted = await client.delete(f"{PATH}/{first['id']}")
