@@ -54,7 +54,7 @@ class AdminClient:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        self._url = url.rstrip("/")
+        self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
         self._key = key or os.environ.get(ADMIN_KEY) or os.environ.get(API_KEY)
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")

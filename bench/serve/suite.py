@@ -63,8 +63,13 @@ def run(settings: Settings) -> dict[str, Any]:
     return result
 
 
+def _root(settings: Settings) -> str:
+    """The address without the `/v1` that clients of the API have at the end."""
+    return settings.base_url.rstrip("/").removesuffix("/v1")
+
+
 async def _run(settings: Settings, asked: Asked) -> tuple[list[Planned], list[Outcome]]:
-    url = settings.base_url.rstrip("/")
+    url = _root(settings)
     async with open_session(settings.api_key, silence_s=settings.silence_s) as session:
         served = choose(await served_models(session, url), settings.models)
         plan = plan_for(settings, asked, served)
@@ -88,7 +93,7 @@ async def _wording(
     token_ids = None
     if settings.prompt_as == "tokens" and not settings.chat:
         models = sorted({each.model for each in plan if each.text is None})
-        token_ids = await known_token_ids(session, settings.base_url.rstrip("/"), models)
+        token_ids = await known_token_ids(session, _root(settings), models)
     return Wording(
         chat=settings.chat,
         draws=Draws(settings.seed, max(each.input_tokens for each in plan)),
