@@ -185,6 +185,14 @@ def _told(mistake: str) -> str:
     return mistake
 
 
+def _misplaced(option: str | None, context: typer.Context | None) -> str | None:
+    """Where an unknown option belongs, if it is one of the group that the command is in."""
+    group = context.parent if context else None
+    if not context or not group or not any([option in each.opts for each in group.command.params]):
+        return None
+    return f"{option} is an option of {group.command_path}: give it before {context.info_name}"
+
+
 def _forget_output() -> None:
     """What is left of it would be tried again at the end of the process, and told with a trace."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -209,7 +217,8 @@ def main() -> None:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "aegis"
-        message, code = f"{_told(error.format_message().rstrip('.'))}; see {command} --help", 2
+        mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error.format_message().rstrip("."))
+        message, code = f"{mistake}; see {command} --help", 2
     print("aegis:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)
 

@@ -117,6 +117,7 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
         10,
         [
             (["launch", "--prot", "1"], "No such option: --prot"),
+            (["ctl", "drain", "m", "--url", "u"], "--url is an option of aegis ctl: give it before drain"),
             (["lunch"], "No such command 'lunch'"),
             (["launch", "--port"], "Option '--port' requires an argument"),
             (["launch", "a.yaml", "extra"], "unexpected extra argument"),
