@@ -64,6 +64,7 @@ def examined(file: Path | None) -> Iterator[Finding]:
     )
     yield from _installed()
     yield from _machine()
+    yield _images()
     yield from _gpus()
     yield from _launch(file)
 
@@ -87,7 +88,6 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> Iterator[Finding]:
-    from aegis.models.cache import default_cache_dir
     from aegis.process.memory_limit import memory_limit
 
     page = os.sysconf("SC_PAGE_SIZE")
@@ -101,9 +101,18 @@ def _machine() -> Iterator[Finding]:
     limit = memory_limit()
     contained = f"; this container may have {_gib(limit.nbytes)}" if limit.contained else ""
     yield Finding("memory", f"{_gib(total)}, {_gib(free)} of it unused{contained}")
+
+
+def _images() -> Finding:
+    from aegis.models.cache import default_cache_dir, refuse_unmakeable
+
     directory = default_cache_dir()
+    try:
+        refuse_unmakeable(directory)
+    except UserError as error:
+        return Finding("images", error.message, wrong=True)
     there = next(each for each in (directory, *directory.parents) if each.exists())
-    yield Finding("images", f"in {directory}, {_gib(shutil.disk_usage(there).free)} free on that disk")
+    return Finding("images", f"in {directory}, {_gib(shutil.disk_usage(there).free)} free on that disk")
 
 
 def _gpus() -> Iterator[Finding]:

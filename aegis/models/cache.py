@@ -8,8 +8,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from aegis.core.errors import UserError
+
+_ADVICE = "name a writable directory with AEGIS_CACHE"
 
 
 def default_cache_dir() -> Path:
@@ -19,16 +22,32 @@ def default_cache_dir() -> Path:
 
 def made(cache_dir: Path) -> Path:
     """The directory, made if it is not there. Raises UserError where it cannot be, or cannot be written to."""
-    advice = "name a writable directory with AEGIS_CACHE"
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UserError(f"the cache {cache_dir} is no directory; {advice}") from None
+        raise UserError(f"the cache {cache_dir} is no directory; {_ADVICE}") from None
     except OSError as error:
-        raise UserError(f"the cache {cache_dir} cannot be made: {error.strerror}; {advice}") from None
+        raise _unmakeable(cache_dir, error) from None
     if not os.access(cache_dir, os.W_OK | os.X_OK):
-        raise UserError(f"the cache {cache_dir} cannot be written to; {advice}")
+        raise UserError(f"the cache {cache_dir} cannot be written to; {_ADVICE}")
     return cache_dir
+
+
+def refuse_unmakeable(cache_dir: Path) -> None:
+    """Raises UserError where `made` would, and leaves nothing behind."""
+    there = next(each for each in (cache_dir, *cache_dir.parents) if os.path.lexists(each))
+    if there == cache_dir:
+        made(cache_dir)
+        return
+    try:
+        with TemporaryDirectory(prefix=".aegis-", dir=there):  # permissions do not tell all: in /proc nothing is made
+            pass
+    except OSError as error:
+        raise _unmakeable(cache_dir, error) from None
+
+
+def _unmakeable(cache_dir: Path, error: OSError) -> UserError:
+    return UserError(f"the cache {cache_dir} cannot be made: {error.strerror}; {_ADVICE}")
 
 
 def lock_file(target: Path) -> Path:

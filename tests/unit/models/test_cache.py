@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aegis.core.errors import UserError
-from aegis.models.cache import default_cache_dir, locked, made, replacing
+from aegis.models.cache import default_cache_dir, locked, made, refuse_unmakeable, replacing
 
 
 def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -20,10 +20,13 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_a_cache_that_cannot_be_made_is_told_with_the_variable_that_names_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place, reason in (("file", "is no directory"), ("file/in", "cannot be made: Not a directory")):
-        with pytest.raises(UserError) as told:
-            made(tmp_path / place)
-        advice = "name a writable directory with AEGIS_CACHE"
-        assert told.value.message == f"the cache {tmp_path / place} {reason}; {advice}"
+        for refusing in (made, refuse_unmakeable):
+            with pytest.raises(UserError) as told:
+                refusing(tmp_path / place)
+            advice = "name a writable directory with AEGIS_CACHE"
+            assert told.value.message == f"the cache {tmp_path / place} {reason}; {advice}"
+    refuse_unmakeable(tmp_path / "new" / "one")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     assert made(tmp_path / "new" / "one").is_dir()
 
 
