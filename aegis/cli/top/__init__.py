@@ -1,4 +1,4 @@
 """`aegis top`: a view of a running server in the terminal.
 
-`aegis.cli.main` adds the command; its figures come over the admin API.
+`aegis.cli.commands` adds the command; its figures come over the admin API.
 """

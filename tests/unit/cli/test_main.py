@@ -16,7 +16,7 @@ import pytest
 import typer.main
 
 from aegis import __version__
-from aegis.cli.main import app, valued
+from aegis.cli.commands import app, valued
 from aegis.config.config import OPTIONS, Config, SloTargets, leaves
 from aegis.config.sizes import format_size
 from tests.long_forms import first_of, first_rows_of

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from aegis.cli.main import app
+from aegis.cli.commands import app
 from aegis.core.errors import UserError
 from prefill.core import PrefillCore
 
