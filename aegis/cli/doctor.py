@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aegis import __version__
+from aegis.cli.interrupt import ended_by_interrupt
 from aegis.core.errors import UserError, install_advice
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def doctor(
       aegis doctor
       aegis doctor --config market.yaml
     """
-    findings = list(examined(config))
+    with ended_by_interrupt():
+        findings = list(examined(config))
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         mark = "!" if finding.wrong else " "

@@ -37,6 +37,23 @@ typer.main.get_command = lambda app: signal.raise_signal(signal.SIGINT)
 main()
 """
 
+LOSING_IT = """
+import signal, sys
+import aegis.cli.doctor
+from aegis.cli.main import main
+
+def lose(file):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    return [aegis.cli.doctor.Finding("torch", "is here")]
+
+aegis.cli.doctor.examined = lose
+sys.argv = ["aegis", "doctor"]
+main()
+"""
+
 
 def ended(code: str, *arguments: str, ignoring: bool = False) -> tuple[int, str, str]:
     """The exit code and the output of Python, which handles SIGINT only if it is not started with it ignored."""
@@ -63,6 +80,10 @@ def test_it_ends_the_building_of_commands_quietly() -> None:
 def test_a_process_that_ignores_it_goes_on() -> None:
     version = f"aegis {__version__}\n"
     assert ended(AT_AN_IMPORT, "typer", "script", "aegis", "--version", ignoring=True) == (0, version, "")
+
+
+def test_it_ends_doctor_also_where_an_import_would_lose_it() -> None:
+    assert ended(LOSING_IT) == (130, "", "")
 
 
 def test_python_handles_it_again_afterwards() -> None:
