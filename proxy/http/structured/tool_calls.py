@@ -65,7 +65,7 @@ HERMES = ToolForm("<tool_call>", "</tool_call>")
 LLAMA = ToolForm("<|python_tag|>", bare=True)
 MISTRAL = ToolForm("[TOOL_CALLS]")
 LISTED = ToolForm("\0", bare=True)
-"""Of a reply that is held to a list of calls."""
+"""Of a reply that is held to a list of calls: what is cut off before a call's arguments is no text."""
 
 
 def form_of(chat_template: str) -> ToolForm | None:
@@ -103,6 +103,8 @@ class CallFinder:
     def end(self) -> list[Part]:
         """The rest: text that began like a call and is none; a call that was cut off remains a call."""
         if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
+            return []
+        if self._form is LISTED and self._state != self._in_text:
             return []
         return list(text_parts(self._skipped + self._waiting))
 

@@ -174,6 +174,19 @@ def test_a_call_that_is_demanded_is_held_to_its_schema(
     assert behind.submitted[-1][2].grammar is not None
 
 
+def test_a_call_that_is_cut_off_before_its_arguments_is_no_text(trials: GrammarTrials) -> None:
+    said = '[{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arg'
+    behind = market(says(said, reason=FinishReason.LENGTH), text=byte_text(TEMPLATE))
+    asked = ask(tools=[TOOL], tool_choice={"type": "any"})
+    (block,) = post(behind, PATH, asked, trials).json()["content"]
+    assert (block["type"], block["input"]) == ("tool_use", {"a": 1})
+    events = events_of(post(behind, PATH, asked | {"stream": True}, trials).text)
+    check_messages(events)
+    assert [event["content_block"]["type"] for event in events if "content_block" in event] == ["tool_use"]
+    behind = market(says(said[:8], reason=FinishReason.LENGTH), text=byte_text(TEMPLATE))
+    assert post(behind, PATH, asked, trials).json()["content"] == []
+
+
 def test_tools_of_the_vendor_s_server_are_ignored_and_told_of() -> None:
     behind = market(says("x"), text=byte_text(TEMPLATE))
     search = {"type": "web_search_20250305", "name": "web_search"}

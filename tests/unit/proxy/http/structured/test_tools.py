@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xgrammar import GrammarMatcher
 
+from aegis.core.request import FinishReason
 from aegis.engine.grammar.compiler import compile_grammar, read_vocabulary
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.openai.chat_reader import ChatReader, Reading
@@ -135,6 +136,17 @@ def test_one_call_only_where_no_more_are_wanted() -> None:
     assert found(CallFinder(LISTED, most=1), [reply])[1] == [("a", "{}")]
 
 
+LIST = '[{"name": "a", "arguments": ' + PARIS + '}, {"name": "b", "arguments": {"x": 1}}]'
+
+
+def test_a_list_of_calls_that_is_cut_off_has_no_text() -> None:
+    begun = [(name, given, LIST.index(given)) for name, given in (("a", PARIS), ("b", '{"x": 1}'))]
+    for cut in range(len(LIST)):
+        calls = [(name, given[: cut - at]) for name, given, at in begun if cut > at]
+        assert found(CallFinder(LISTED), [LIST[:cut]]) == ("", calls)
+        assert found(CallFinder(LISTED), list(LIST[:cut])) == ("", calls)
+
+
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
@@ -195,6 +207,18 @@ def test_a_required_call_is_held_to_the_tools(trials: GrammarTrials) -> None:
     schema = json.loads(behind.submitted[0][2].grammar.text)
     assert schema["maxItems"] == 1
     assert schema["$defs"]["tool0"]["properties"]["city"] == {"$ref": "#/$defs/tool0/$defs/c"}
+
+
+@pytest.mark.parametrize(("said", "calls"), [('[{"name": "', 0), ('[{"name": "time", "arguments": {}}, {"name": "', 1)])
+def test_a_required_call_that_is_cut_off_is_no_content(trials: GrammarTrials, said: str, calls: int) -> None:
+    behind = market(says(said, reason=FinishReason.LENGTH), text=byte_text(TEMPLATE))
+    asked = ASKED | {"tool_choice": "required"}
+    (choice,) = post(behind, "/v1/chat/completions", asked, trials).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] is None and len(choice["message"].get("tool_calls", [])) == calls
+    streamed = post(behind, "/v1/chat/completions", asked | {"stream": True}, trials).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks)
 
 
 def test_a_named_call_is_its_arguments(trials: GrammarTrials) -> None:
