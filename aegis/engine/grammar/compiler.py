@@ -5,11 +5,13 @@ Special tokens have no text, so no grammar ever allows one, but for the model's 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +33,9 @@ _SOURCE = re.compile(
 _PLACE = re.compile(r"^(?:EBNF|Regex) \w+ error at ((line|position) [^:]*: )")
 _OWN_PLACES = {"ebnf": "line", "regex": "position"}
 """Messages of XGrammar about its own translation of the client's text: their place is not a place in that text."""
+
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
+"""In a grammar that XGrammar wrote. It reads as many digits after `\\x` as there are, so also those of the text."""
 
 _REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
@@ -105,7 +110,7 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
         "json_schema": partial(compiler.compile_json_schema, any_whitespace=False),
         "regex": compiler.compile_regex,
         "ebnf": compiler.compile_grammar,
-        "structural_tag": compiler.compile_structural_tag,
+        "structural_tag": lambda text: compiler.compile_structural_tag(_without_blanks(text)),
     }[grammar.kind]
     try:
         return Compiled(compile_it(grammar.text), vocabulary)
@@ -113,6 +118,30 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
         reason = _reason(grammar.kind, str(error))
         says = f"; XGrammar says {reason!r}" if reason else ""
         raise GrammarRefused(f"is no {_NAMES[grammar.kind]} that outputs can be held to{says}") from None
+
+
+def _without_blanks(structural_tag: str) -> str:
+    """The same, but that its JSON has no more blanks than that of a schema alone."""
+    try:
+        told = json.loads(structural_tag)
+    except ValueError:  # XGrammar says what is wrong with it
+        return structural_tag
+    return json.dumps(_with_grammars(told))
+
+
+def _with_grammars(form: Any) -> Any:
+    """With grammars in place of JSON Schemas, in which XGrammar allows any blanks here and cannot be told otherwise."""
+    if isinstance(form, list):
+        return [_with_grammars(each) for each in form]
+    if not isinstance(form, dict):
+        return form
+    if form.get("type") != "json_schema":
+        return {key: _with_grammars(value) for key, value in form.items()}
+    if {"style": "json", **form} != {"type": "json_schema", "json_schema": form.get("json_schema"), "style": "json"}:
+        return form  # the client has its own wishes, or it is wrong
+    grammar = xgrammar.Grammar.from_json_schema(json.dumps(form["json_schema"]), any_whitespace=False)
+    text = _ESCAPE.sub(lambda escape: f"\\u00{escape[1]}" if escape[1] else escape[0], str(grammar))
+    return {"type": "grammar", "grammar": text}
 
 
 def _reason(kind: str, message: str) -> str:

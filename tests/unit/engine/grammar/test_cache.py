@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
+from xgrammar import GrammarMatcher
 
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer, KvShape, Manifest, ModelSpec
@@ -216,6 +218,26 @@ def test_what_does_not_compile_says_why_in_a_line(vocabulary: Vocabulary, gramma
         compile_grammar(vocabulary, grammar)
     what, _, reason = why.partition(" …")
     assert str(refused.value) == f"is no {what} that outputs can be held to; XGrammar says {reason}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_json_in_a_structural_tag_is_written_as_that_of_a_schema_alone(vocabulary: Vocabulary, seed: int) -> None:
+    schema = {"type": "array", "prefixItems": [random_schema(random.Random(seed)), {"const": "übe\\xfc\n😀"}]}
+    alone = compile_grammar(vocabulary, Grammar("json_schema", json.dumps(schema)))
+    form = {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": schema}]}
+    tagged = Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": form}))
+    matchers = GrammarMatcher(alone.grammar), GrammarMatcher(compile_grammar(vocabulary, tagged).grammar)
+    masks, draws = torch.zeros((2, -(-WIDTH // 32)), dtype=torch.int32), random.Random(seed)
+    for _ in range(64):
+        for row, matcher in enumerate(matchers):
+            matcher.fill_next_token_bitmask(masks, row)
+        bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, bitorder="little")[:, :WIDTH]
+        allowed, also = (np.flatnonzero(row).tolist() for row in bits)
+        assert allowed == [token for token in also if vocabulary.for_json.decoded_vocab[token] or token == END]
+        token = draws.choice(allowed)
+        if token == END:
+            break
+        assert all(matcher.accept_token(token) for matcher in matchers)
 
 
 def test_a_grammar_is_compiled_once_and_the_least_used_is_forgotten(directory: Path, grammars: Grammars) -> None:

@@ -270,6 +270,7 @@ def test_an_answer_has_its_format_and_calls_may_come_in_its_place(trials: Gramma
     assert call["function"] == {"name": "weather", "arguments": PARIS}
     assert fitting(behind, CALL) and fitting(behind, '{"sure": true}')
     assert fitting(behind, CALL + "\n" + CALL) == parallel
+    assert not fitting(behind, '{ "sure": true}') and not fitting(behind, CALL.replace(PARIS, "{ " + PARIS[1:]))
     assert not fitting(behind, "well") and not fitting(behind, '{"sure": 1}') and not fitting(behind, "")
 
 
