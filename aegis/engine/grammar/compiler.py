@@ -123,10 +123,9 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
 def _without_blanks(structural_tag: str) -> str:
     """The same, but that its JSON has no more blanks than that of a schema alone."""
     try:
-        told = json.loads(structural_tag)
-    except ValueError:  # XGrammar says what is wrong with it
+        return json.dumps(_with_grammars(json.loads(structural_tag)))
+    except (ValueError, RecursionError):  # XGrammar says what is wrong with it
         return structural_tag
-    return json.dumps(_with_grammars(told))
 
 
 def _with_grammars(form: Any) -> Any:
