@@ -50,8 +50,8 @@ setup: $(TOOLS)
 
 # The stamps are written last: an install that was interrupted is done again. For serving, bytecode is made of what gets
 # imported, when it is. For tests, compiling on all cores, and of transformers' model files only those that get imported,
-# takes a third of the time it takes pip. The pip that comes with an older Python reads indexes at half the speed; a newer one
-# shows what setuptools warns everybody of who installs from a clone.
+# takes a third of the time it takes pip. The pip that comes with an older Python reads indexes at half the speed; a
+# newer one shows what setuptools warns everybody of who installs from a clone.
 PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/$(PIP)
 INSTALLED = pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])

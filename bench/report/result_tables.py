@@ -313,9 +313,6 @@ MISSED = {
     "4000 other: slowdown": _EACH_PIECE,
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
-    "live overload: goodput": "rounds differ by two fifths, and no cause is measured",
-    "live overload, refusing: goodput": "a third of the tokens of requests that were not refused came late: the "
-    "estimate takes more of them than the instances can serve on time",
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
     "gap as made, p99": "turns were short, of half a second at most: there was less to smooth",
     "live overload: health": "the loop has to wait for a core",

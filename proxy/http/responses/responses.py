@@ -44,6 +44,8 @@ _NAMES = {
 }
 """Parameters of chat by their names here."""
 
+_OF_STREAMS = ("include", "include[]", "starting_after", "stream")
+"""Parameters with which a kept response cannot be asked for."""
 _ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[\\w-]+$"}}
 _FINDING = (400, 401, 404, 503)
 
@@ -132,9 +134,6 @@ async def _converse(
         return await converse(request, ChatBody(chat.values, nbytes=conversation.nbytes), shape, cuts=True)
 
 
-_REFUSED = ("include", "include[]", "starting_after", "stream")
-
-
 @router.get(
     "/v1/responses/{response_id}",
     **operation("A response that is kept", ResponseObject, problems=_FINDING, parameters=(_ID,)),
@@ -142,7 +141,7 @@ _REFUSED = ("include", "include[]", "starting_after", "stream")
 async def retrieve_response(request: Request) -> Response:
     """As a whole: what it was made of is not kept, and so it is not streamed again."""
     for name, value in request.query_params.items():
-        if name in _REFUSED and value != "false":
+        if name in _OF_STREAMS and value != "false":
             raise UserError(f"'{name}' is not supported for a response that is kept; leave it out", param=name)
     return Response(bytes((await _stored(request)).response), media_type="application/json")
 
