@@ -1,17 +1,17 @@
 """`aegis bench overload`: the demo market under half to eight times what its instances can do, under each policy.
 
 What they can do is searched for first, with the first policy: the most tokens that come on time in a second, at any
-load. 1 × is the load that asks for as many. Then each policy has a server, and gets the same requests at the same
-multiples of it: one server after the other at each of them, while the others idle, so that a machine that is slower for
-a while is so for all. That is done in several rounds.
+load. 1 × is the load that asks for as many. Then each policy gets the same requests at the same multiples of it, from a
+server of its own, which has the machine to itself: an idle one takes a fourteenth of a core. That is done in several
+rounds, in each of which all policies have their turn, for a machine may be slower for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,18 +217,13 @@ def _rounds(setting: Setting, rps: float) -> list[Run]:
     found: dict[tuple[str, float], list[Run]] = {
         (name, factor): [] for name in setting.contenders for factor in setting.factors
     }
-    with ExitStack() as stack:
-        servers = {
-            name: stack.enter_context(launched(_options(setting, name), remembers=False)) for name in setting.contenders
-        }
-        for server in servers.values():
+    for _, name in itertools.product(range(setting.rounds), setting.contenders):
+        with launched(_options(setting, name), remembers=False) as server:
             _warm(server.url, setting)
-        for _ in range(setting.rounds):
             for factor in setting.factors:
-                for name, server in servers.items():
-                    done = asyncio.run(_watched(setting, name, factor, rps * factor, server.url, server.launcher))
-                    print(_line(done), flush=True)
-                    found[name, factor].append(done)
+                done = asyncio.run(_watched(setting, name, factor, rps * factor, server.url, server.launcher))
+                print(_line(done), flush=True)
+                found[name, factor].append(done)
     return [of_rounds(rounds) for rounds in found.values()]
 
 
