@@ -24,6 +24,7 @@ from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
 from bench.report.figure_tables import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
+from bench.report.headlines import headlines
 from bench.report.market_tables import cells, overload
 from bench.report.result_tables import crossings, files, goodput, markdown, results
 
@@ -131,6 +132,7 @@ def interference() -> str:
 
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": {"headlines": headlines},
     "docs/options.md": {"options": options},
     "docs/results.md": {"crossings": crossings, "files": files, "goodput": goodput, "results": results},
     "docs/checkpoints.md": {"forms": forms, "architectures": architectures},

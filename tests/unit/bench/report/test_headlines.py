@@ -1,0 +1,31 @@
+"""The README's table."""
+
+import json
+from pathlib import Path
+
+from bench.report.headlines import headlines
+
+
+def test_what_has_a_result_has_a_row(tmp_path: Path) -> None:
+    cells = [
+        {"ratio": ratio, "contenders": [{"contender": "least-slack, undivided"}, {"contender": f"{rival} 6+10"}]}
+        for ratio, rival in ((1.5, "b"), (1.25, "a"), (None, "c"), (2.0, "a"))
+    ]
+    (tmp_path / "cells.json").write_text(json.dumps({"cells": cells}))
+    rounds = [{"whole": {"added_p50_ms": each}} for each in (3.0, 1.0, 2.0)]
+    (tmp_path / "proxy.json").write_text(json.dumps({"aegis_rounds": rounds, "litellm_rounds": rounds[:1]}))
+    assert headlines(tmp_path).splitlines()[2:] == [
+        "| models that 16 GPUs serve with 90 % of tokens on time, in 3 markets, simulated "
+        "| 1.25 to 2.00 × as many, 1.50 × in the median | the best of `a`, `b`, `c` in each, tuned |",
+        "| what the proxy adds to a request, median | 2.0 ms | LiteLLM 3.0 ms |",
+    ]
+
+
+def test_of_loads_that_is_told_which_is_judged_and_nobody_is_left_out(tmp_path: Path) -> None:
+    runs = [
+        {"contender": name, "factor": factor, "saw": {"good_tokens_per_s": factor * good}}
+        for name, good in (("least-slack", 200.0), ("least-slack, refusing", 150.0), ("x", 300.0))
+        for factor in (2.0, 4.0)
+    ]
+    (tmp_path / "overload_live.json").write_text(json.dumps({"runs": runs}))
+    assert headlines(tmp_path).splitlines()[2].endswith(" on 2 cores | 800 | `x` 1200 |")
