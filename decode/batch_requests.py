@@ -18,6 +18,7 @@ class BatchRequests:
     turn after turn for them would bring its other sequences on instead."""
 
     __slots__ = (
+        "again_tokens",
         "blocks_ahead",
         "context_tokens",
         "decoding",
@@ -40,7 +41,7 @@ class BatchRequests:
         waiting: list[Deadline] = []
         decoding: list[Deadline] = []
         deferred: list[tuple[list[Deadline], Deadline]] = []
-        context_tokens = tokens = squares = prompts = 0
+        context_tokens = tokens = squares = prompts = again_tokens = 0
         following: Sequence | None = None
         stream_ns: int | None = None
         for sequence in sequences:
@@ -60,6 +61,8 @@ class BatchRequests:
                 prompts += 1
                 own, own_squares = prefill_terms(cached, cached - lacks)
                 tokens, squares = tokens + own, squares + own_squares
+                if job.sent:
+                    again_tokens += own
                 if following is None or sequence.rank_ns < following.rank_ns:
                     following = sequence
             elif last_ns is not None and (stream_ns is None or last_ns < stream_ns) and sequence.where is DEVICE:
@@ -73,4 +76,5 @@ class BatchRequests:
         self.view_until_ns = 0  # for so long it may be kept
         self.requests, self.waiting, self.decoding, self.prompts = requests, waiting, decoding, prompts
         self.context_tokens, self.tokens, self.squares = context_tokens, tokens, squares
+        self.again_tokens = again_tokens
         self.following, self.stream_ns = following, stream_ns

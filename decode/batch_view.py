@@ -127,6 +127,7 @@ class BatchViews:
             worth.late_ns,
             self._change_times.abreast,
             worth.on_time,
+            prefill_ns * seen.again_tokens // seen.tokens if seen.again_tokens else 0,
         )
 
     def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:

@@ -557,9 +557,7 @@ class DecodeCore:
         self._phases.run(ready)
 
     def _begin_step(self, turn: RunningTurn, stepping: Stepping, now_ns: int) -> None:
-        if turn.started_ns is None:
-            turn.started_ns = now_ns
-        self._work.begins(turn, now_ns)
+        self._work.begins(turn, stepping, now_ns)
         changes = turn.batch.model != self._models.active
         self._change_times.begins(turn.batch.batch, now_ns, changes=changes, pause=turn.pause)
         if changes:

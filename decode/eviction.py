@@ -107,7 +107,8 @@ class Eviction:
 
     def clear(self, turn: RunningTurn) -> Room:
         """Makes room when the turn cannot go on: moves KV of other batches out and, if there is none, that of its own
-        youngest sequence. If nothing is left to move, other instances are asked to give pages back."""
+        youngest sequence. If nothing is left to move, other instances are asked to give pages back. A turn that would
+        cost its own model KV is passed over."""
         if (
             self._ledger.balloon.request_state is PageRequestState.ASKED
             or self._ledger.device.moving
@@ -115,6 +116,8 @@ class Eviction:
         ):
             return Room.LATER
         batch = turn.batch
+        if self._work.pass_over(batch, self._holders(turn.first)):
+            return Room.NOW
         divided = self._work.rules.divides_kv and self._ledger.weights.is_resident(batch.model)
         room = Room.NONE if divided else self._put_away_others(batch.model)
         if room is Room.NONE and self._abandon_prefetch(batch.model):
@@ -207,7 +210,7 @@ class Eviction:
         self._counters.prefetches += started
         waits = self._ledger.balloon.request_state is PageRequestState.ASKED or self._ledger.device.moving
         if not started and after == 0 and not waits and self._fit_together(batch):
-            self._put_away_others(batch.model, but=batch)
+            self._put_away_others(batch.model, but=(batch,))
         return started
 
     def _prefetch_kv(self, batch: Batch) -> None:
@@ -236,7 +239,8 @@ class Eviction:
             self._weights.evict(victims, at, sequence.job.model)
             if device.room(shape) >= blocks:
                 return True
-        if not device.moving and self._put_away_others(sequence.job.model) is Room.NONE:
+        stay = self._holders(sequence)
+        if not device.moving and self._put_away_others(sequence.job.model, but=stay) is Room.NONE:
             self._abandon_prefetch(sequence.job.model)
         return device.room(shape) >= blocks
 
@@ -286,11 +290,20 @@ class Eviction:
             pages += ledger.budget.weight_pages(manifest.image_bytes) + slabs * ledger.budget.pages_per_slab
         return pages <= ledger.balloon.held
 
-    def _put_away_others(self, needed: ModelId | None, *, but: Batch | None = None) -> Room:
-        """Moves out the KV of that batch, the running one and that one excepted, whose turn is furthest away. It is for
+    def _holders(self, sequence: Sequence) -> list[Batch]:
+        """The batches of its model that lose KV if the sequence gets their room. It waits for a request to end instead,
+        unless it decodes: those that can never be on the device together would take turns in losing their KV, with a
+        prefill for each token."""
+        if sequence.where is DEVICE and not sequence.lacks:
+            return []
+        alike = [b for b in self._work.batches if b.model == sequence.job.model and sequence not in b.sequences]
+        return [b for b in alike if any([s.where is DEVICE and self._kv.loses(s) for s in b.sequences])]
+
+    def _put_away_others(self, needed: ModelId | None, *, but: Iterable[Batch] = ()) -> Room:
+        """Moves out the KV of that batch, the running one and these excepted, whose turn is furthest away. It is for
         the `needed` model; None: for another instance."""
         running = self._work.turn.batch if self._work.turn else None
-        stay = (running, self._work.paused, but)
+        stay = (running, self._work.paused, *but)
         furthest = [batch for batch in reversed(self._work.upcoming()) if batch not in stay]
         for at, batch in enumerate(furthest):
             idle = self._idle(batch)

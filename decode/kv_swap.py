@@ -227,6 +227,11 @@ class KvSwap:
                 sequence.device = moved(sequence.device, copies)
             self._counters.compacted_bytes += shape.block_bytes * owned
 
+    def loses(self, sequence: Sequence) -> bool:
+        """Whether its KV would be lost if it left the device now."""
+        keep = sequence.shape.blocks_for(sequence.cached - sequence.lacks)
+        return self._slabs is _Slabs.REFUSED and self._ledger.host.room(sequence.shape) < keep
+
     def put_away(self, sequence: Sequence) -> Room:
         """Moves the KV to host slabs. NOW: the node has none to give, and the caller is to drop the sequence."""
         shape = sequence.shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
@@ -14,7 +14,7 @@ from aegis.core.model import ModelSpec
 from aegis.core.switching import Switching
 from aegis.core.views import BatchView, Renewal, RoundPolicy, Turn
 from decode.batch_requests import BatchRequests
-from decode.sequences import Sequence
+from decode.sequences import Sequence, Stepping
 
 LOOKAHEAD_BLOCKS: Final = 4  # room for growth a sequence is counted with when it joins a batch (Aegaeon's artifact)
 AHEAD_BLOCKS: Final = 16  # that a run gets if they lie idle in slabs, so that it does not end for lack of blocks
@@ -41,6 +41,7 @@ class Batch:
     chunked: bool = False
     beside: int = 0  # of its sequences are in the run under way on the second lane
     stuck_until_ns: int = 0  # until then no turn pauses for it: it had no room for its step
+    passed_over: bool = False  # it has no turn until a request leaves: others of its model have the room it lacks
     resting: BatchRequests | None = None
     """What was found of its sequences, none of which has KV on the device or on its way there; None: look at them."""
 
@@ -73,7 +74,8 @@ class Batch:
 
 @dataclass(slots=True)
 class RunningTurn:
-    """`started_ns` is that of its first step: time spent on loading is not taken from the quota."""
+    """`started_ns` is that of its first step: time spent on loading is not taken from the quota. Nor is that of first
+    prefills of requests that had lost their KV; `begun` says that there was another run."""
 
     batch: Batch
     quota_ns: int | None
@@ -83,6 +85,7 @@ class RunningTurn:
     decodes: bool = True
     free_until_ns: int | None = None
     pause: bool = False
+    begun: bool = False
 
     @property
     def ends_ns(self) -> int | None:
@@ -113,6 +116,7 @@ class WorkList:
         "_had_pause",
         "_has_arrivals",
         "_has_own_arrivals",
+        "_has_passed_over",
         "_is_stale",
         "_next_batch",
         "_paused",
@@ -134,6 +138,7 @@ class WorkList:
         self._policy = policy
         self._has_arrivals = False  # since the last plan
         self._has_own_arrivals = False  # of them, some for the batch that had the turn
+        self._has_passed_over = False  # any batch
         self._is_stale = False  # the last plan is, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
@@ -166,6 +171,10 @@ class WorkList:
 
     def leave(self, sequence: Sequence) -> None:
         batch = next(b for b in self.batches if sequence in b.sequences)
+        if self._has_passed_over:
+            self._has_passed_over, self._is_stale = False, True
+            for each in self.batches:
+                each.passed_over = False
         batch.resting = None
         batch.sequences.remove(sequence)
         batch.waiting -= sequence.lacks > 0 and not sequence.beside
@@ -272,9 +281,9 @@ class WorkList:
         if self.rules.merges and not (turn and turn.batch is batch):
             self._take_over(batch, capacity_blocks(batch.sequences[0].spec))
         if goes_on and turn and turn.batch is batch:
-            self.turn.switching, self.turn.started_ns = turn.switching, turn.started_ns
+            self.turn.switching, self.turn.started_ns, self.turn.begun = turn.switching, turn.started_ns, turn.begun
         elif paused and paused.batch is batch and not paused.used_up(now_ns):
-            self.turn.started_ns = paused.started_ns
+            self.turn.started_ns, self.turn.begun = paused.started_ns, paused.begun
         elif planned.decodes:
             batch.decoded_ns = now_ns
         return self.turn
@@ -289,9 +298,11 @@ class WorkList:
         """The batch whose turn is paused; it keeps what it has on the device."""
         return self._paused.batch if self._paused else None
 
-    def begins(self, turn: RunningTurn, now_ns: int) -> None:
+    def begins(self, turn: RunningTurn, stepping: Stepping, now_ns: int) -> None:
         """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that
         one would starve."""
+        if not turn.begun:
+            turn.started_ns, turn.begun = now_ns, not all([_is_again(sequence) for sequence in stepping])
         if turn.pause:
             self._had_pause.add(turn.batch.batch)
         else:
@@ -308,6 +319,14 @@ class WorkList:
         self.turn, self._paused = self._paused, None
         self._is_stale = True
         self._reordered()
+
+    def pass_over(self, batch: Batch, others: Iterable[Batch]) -> bool:
+        """Ends its turn. It has no other one before a request leaves, if one of these others can go on meanwhile."""
+        if not any([other.works and not other.passed_over for other in others]):
+            return False
+        batch.passed_over = self._has_passed_over = self._is_stale = True
+        self.end_turn()
+        return True
 
     def end_turn(self) -> None:
         """Ends the turn before its time."""
@@ -348,7 +367,7 @@ class WorkList:
                     return planned, batch
             if again:
                 self._has_arrivals = self._has_own_arrivals = self._is_stale = False
-                views = [view(batch) for batch in self.batches if batch.works]
+                views = [view(batch) for batch in self.batches if batch.works and not batch.passed_over]
                 self.plan = Plan(views, self._policy.plan(views, now_ns), now_ns)
                 self._round.extend(self.plan.turns)
         raise AssertionError("the policy plans nothing that can be done")
@@ -387,6 +406,11 @@ class WorkList:
 
     def _reordered(self) -> None:
         self._upcoming = self._places = None
+
+
+def _is_again(sequence: Sequence) -> bool:
+    """Whether it is prefilled anew, with the tokens it has."""
+    return bool(sequence.job.sent) and sequence.generated == len(sequence.job.sent)
 
 
 def _blocks_ahead(sequences: list[Sequence]) -> int:

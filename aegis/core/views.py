@@ -294,6 +294,7 @@ class BatchView(Struct, frozen=True):
     late_ns: int = 0  # of the next tokens of its streams, on average of all its requests; where batches may be shed
     abreast: float = 0.0  # of the time of its instance's turns, another batch had steps beside theirs
     on_time: float = 0.0  # its requests, each for less the later it is; where batches may be shed
+    again_ns: int = 0  # of `prefill_ns`, for requests that have been prefilled before, and have lost their KV
 
 
 class Turn(Struct, frozen=True):

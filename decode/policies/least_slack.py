@@ -47,7 +47,8 @@ class LeastSlack:
     keeps it for at least a quantum. With turns of Q, changes of time c cost c / Q of the instance, and the others wait
     in proportion to Q, which costs Q / T of their TTFT deadline T: c / Q + Q / T is least at √(c·T). The quantum is
     `turn_factor` of that. c is the mean over the batches of the time of a change, or of a step if that is longer: a
-    turn begins as soon as the KV of one sequence is there, and a step without the others is worth little.
+    turn begins as soon as the KV of one sequence is there, and a step without the others is worth little. Prefills of
+    requests that have lost their KV, the host having no room for it, are a part of the change: they may lose it again.
     Most of c is hidden behind the turn before, unless memory does not hold two models and their KV. What is not, the
     time s in which nothing ran before turns, is seen: c is at least four times that.
 
@@ -288,14 +289,18 @@ class LeastSlack:
         return pauses + turns
 
     def _quantum_ns(self, batches: Sequence[BatchView]) -> int:
-        changes_ns = [ns if (ns := b.switch_ns + b.change_ns) > (step_ns := b.step_ns) else step_ns for b in batches]
+        changes_ns = [
+            ns if (ns := b.switch_ns + b.change_ns + b.again_ns) > (step_ns := b.step_ns) else step_ns for b in batches
+        ]
         change_ns = sum(changes_ns) / len(batches)
         ttft_ns, stall_ns = min([batch.ttft_ns for batch in batches]), batches[0].stall_ns or 0
         factor = self.turn_factor * (1 + batches[0].abreast)
         quantum_ns = round(factor * sqrt(max(change_ns, 4 * stall_ns) * ttft_ns))
         if spoken_for(batches) >= self.calm_share:
             return quantum_ns
-        longest_ns = max([b.change_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)])
+        longest_ns = max(
+            [b.change_ns + b.again_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)]
+        )
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
 
 

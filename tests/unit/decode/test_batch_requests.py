@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from aegis.core.model import Slo
 from aegis.sim.faults.fake_models import make_spec
@@ -12,6 +13,8 @@ from tests.sim.driven import make_job
 
 SLO = Slo()
 SPEC = make_spec(1, image_pages=1, block_bytes=1024)
+
+AGAIN = replace(make_job(2, SPEC), sent=(7, 8))
 
 
 def streaming(request: int, where: Where) -> Sequence:
@@ -29,3 +32,9 @@ def test_who_is_on_the_way_when_a_turn_is_over_does_not_get_its_batch_another_on
     both = [SLO.due_ns(0, 1), SLO.due_ns(0, 2)]
     assert due_ns(here, coming, defers=defers) == (both[:1] if defers else both)
     assert due_ns(coming, defers=defers) == both[1:], "but where there are no others"
+
+
+def test_prefills_of_those_that_were_here_before_are_told_apart() -> None:
+    first, again = (Sequence(job, 0, -1, 32, SPEC, None, Where.NOWHERE) for job in (make_job(1, SPEC), AGAIN))
+    seen = BatchRequests([first, again, streaming(3, Where.DEVICE)], SLO, defers_refused=False)
+    assert (seen.prompts, seen.tokens) == (2, 2 * seen.again_tokens)

@@ -154,6 +154,15 @@ def test_a_turn_is_long_enough_to_fill_a_batch() -> None:
     assert [turn.quota_ns for turn in turns] == [474_341_649] * 2
 
 
+def test_turns_are_longer_where_prefills_are_lost_in_between() -> None:
+    busy = [batch(at, first_due_ms=900, prefill_ms=2000, step_ms=60, switch_ms=1) for at in (1, 2)]
+    calm = [struct_replace(each, step_ns=5 * _MS) for each in busy]
+    for batches in (busy, calm):
+        again = [struct_replace(each, again_ns=each.prefill_ns) for each in batches]
+        once, more = (POLICY.plan(each, 0)[0].quota_ns for each in (batches, again))
+        assert once is not None and more is not None and more > once + _S
+
+
 def test_prefills_are_not_taken_from_the_quantum() -> None:
     (turn,) = POLICY.plan([batch(1, first_due_ms=100, prefill_ms=700, step_ms=70)], 0)
     assert turn.quota_ns == 2700 * _MS
