@@ -29,9 +29,12 @@ class Failure(StrEnum):
     GENERATION = "generation_failed"
     MODEL_REMOVED = "model_not_found"
     MODEL_NOT_FETCHED = "model_not_fetched"
+    NO_PLACE = "no_place"
     SLOW_GRAMMAR = "slow_grammar"
     SLOW_GRAMMARS = "slow_grammars"
 
+
+PLACES_NEED = "it takes more instances, more memory or another --policy"
 
 SLOW: Mapping[Failure, str] = {
     Failure.SLOW_GRAMMAR: "the output's grammar takes too long to follow; where it derives a text in many ways, make "

@@ -42,7 +42,7 @@ from aegis.core.messages import (
     Tokens,
 )
 from aegis.core.model import ModelSpec, Slo
-from aegis.core.request import Failure, FinishReason, Token
+from aegis.core.request import PLACES_NEED, Failure, FinishReason, Token
 from aegis.core.role import Role
 from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
 from proxy.routing.admission import Admission
@@ -272,8 +272,8 @@ class Router:
         if self._absent:
             return
         self._stop_work(request)
-        message = f"no instance has a place for model '{self._sessions[request].job.model}'"
-        self._end(request, Step.FAIL, message=message)
+        lacks = f"no instance has a place for model '{self._sessions[request].job.model}'"
+        self._end(request, Step.FAIL, message=f"{lacks}; {PLACES_NEED}", failure=Failure.NO_PLACE)
 
     def _give_up_late(self, newest: RequestId, now_ns: int) -> None:
         if self._give_up_ns is None:

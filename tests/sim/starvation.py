@@ -37,7 +37,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
 
 Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied. So a sequence that
 was refused room when its batch had the turn waits for no turn, and none is given for it, until its batch has the next
-one; unless its batch has no other sequence. No turn follows a turn of the same batch for a sequence whose KV is on its
+one; unless its batch has no other sequence. A batch that is passed over, because others of its model would lose their
+KV to it, waits for none until a request leaves. No turn follows a turn of the same batch for a sequence whose KV is on its
 way: others would wait for the copy, too.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
@@ -292,7 +293,9 @@ class WatchedDecodeCore(DecodeCore):
 
     def _counted(self, batch: Batch, now_ns: int) -> list[Decoding]:
         """Whose deadlines count: of those refused room when the batch had a turn, and of those on their way when it was
-        over, only where it has no others."""
+        over, only where it has no others. None of a batch that is passed over until a request leaves room."""
+        if batch.passed_over:
+            return []
         there, turn = [s for s in batch.sequences if not s.beside], self._work.turn
         holds = self._work.had_turn_ns(batch, now_ns) is not None
         had = turn is not None and turn.batch is batch
@@ -437,11 +440,11 @@ class WatchedDecodeCore(DecodeCore):
 
 
 def _goes_on(before: RunningTurn, after: RunningTurn, now_ns: int) -> bool:
-    """Or was renewed in time, or before its first step. What is renewed when it is over is a turn of one run, and a
-    pause is one run. A turn that follows one of the same batch has a start of its own, also where its first run has
-    begun by now."""
+    """Or was renewed in time, or before its first step, but for those that bring back KV that was lost. What is renewed
+    when it is over is a turn of one run, and a pause is one run. A turn that follows one of the same batch has a start
+    of its own, also where its first run has begun by now."""
     renewed = after.batch is before.batch and after.pause == before.pause and not after.used_up(now_ns)
-    return after is before or (renewed and before.started_ns in (None, after.started_ns))
+    return after is before or (renewed and (not before.begun or before.started_ns == after.started_ns))
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.decision import Decision, DecisionKind
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
-from aegis.core.request import Job, Sampling
+from aegis.core.request import PLACES_NEED, Job, Sampling
 from aegis.core.role import Role
 from aegis.core.views import DecodePolicy, DecodeView, Work
 from aegis.sim.faults.fake_models import make_spec
@@ -88,7 +88,7 @@ def test_a_request_without_a_place_is_told_with_its_deadline() -> None:
     events = (ModelUp(SPEC, 1000), InstanceUp(MIXED, Role.MIXED), ARRIVES)
     (told,) = failed(*events)
     assert (told.kind, told.instance, told.requests) == (DecisionKind.REFUSE, "-", (1,))
-    because = f"no instance has a place for model '{SPEC.model}'; its next token is due in 8 s"
+    because = f"no instance has a place for model '{SPEC.model}'; {PLACES_NEED}; its next token is due in 8 s"
     assert told.line == f"request 1 of {SPEC.model} is refused: {because}"
     assert told.why.slack_ns == 8 * NS_PER_S
     assert failed(*events, explains=False) == []

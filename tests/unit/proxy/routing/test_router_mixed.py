@@ -8,7 +8,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.lifecycle import State
 from aegis.core.messages import Broken, Cancel, GaveUp, Phase, Prefilled, ReleaseKv, Started, Submit, Tokens
-from aegis.core.request import FinishReason, Job, Sampling, Token
+from aegis.core.request import PLACES_NEED, Failure, FinishReason, Job, Sampling, Token
 from decode.policies.dedicated import Dedicated
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.events import ClientLeft, InstanceDown, ModelRemoved, ModelUp, RequestArrived
@@ -149,7 +149,8 @@ def test_a_model_without_a_place_is_refused() -> None:
     proxy.arrive(1)
     proxy.arrive(2, model=OTHER.model)
     ended = proxy.ended[RequestId(2)]
-    assert ended.state is State.FAILED and ended.message == f"no instance has a place for model '{OTHER.model}'"
+    assert (ended.state, ended.failure) == (State.FAILED, Failure.NO_PLACE)
+    assert ended.message == f"no instance has a place for model '{OTHER.model}'; {PLACES_NEED}"
     proxy.tell(ModelRemoved(SPEC.model))
     proxy.arrive(3, model=OTHER.model)
     assert [to for to, _ in proxy.sent(Submit)] == [M0]
