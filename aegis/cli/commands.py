@@ -204,6 +204,17 @@ def built() -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
+def _command_named(tree: Callable[..., Any]) -> str:
+    """What the process was asked for, as far as there is such a command."""
+    words, within = ["aegis"], tree
+    for word in sys.argv[1:]:
+        if (command := getattr(within, "commands", {}).get(word)) is None:
+            break
+        words.append(word)
+        within = command
+    return " ".join(words)
+
+
 def run(tree: Callable[..., Any]) -> None:
     """Runs what the process was asked for, and ends it."""
     try:
@@ -220,8 +231,7 @@ def run(tree: Callable[..., Any]) -> None:
         message, code = error.message, 1 if isinstance(error, Refused) else 2
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        command = context.command_path if context else "aegis"
         mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error.format_message().rstrip("."))
-        message, code = f"{mistake}; see {command} --help", 2
+        message, code = f"{mistake}; see {_command_named(tree)} --help", 2
     print("aegis:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)

@@ -18,7 +18,12 @@ def launch(
     prefill: Annotated[str | None, typer.Option(metavar="N", help="Prefill instances. [default: 1]")] = None,
     decode: Annotated[str | None, typer.Option(metavar="N", help="Decode instances. [default: 1]")] = None,
     mixed: Annotated[
-        str | None, typer.Option(metavar="N", help="Instances that prefill and decode, in place of both.")
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Instances that prefill and decode, in place of both. Where none of the three is given: two, and on "
+            "GPUs one for each.",
+        ),
     ] = None,
     roles: Annotated[
         str | None,

@@ -38,8 +38,8 @@ On instances that decode, as `decode.policies.least_slack` states it:
 Waits for memory are bounded by none of these: for pages, for room for KV, and for KV to be copied. So a sequence that
 was refused room when its batch had the turn waits for no turn, and none is given for it, until its batch has the next
 one; unless its batch has no other sequence. A batch that is passed over, because others of its model would lose their
-KV to it, waits for none until a request leaves. No turn follows a turn of the same batch for a sequence whose KV is on its
-way: others would wait for the copy, too.
+KV to it, waits for none until a request leaves. No turn follows a turn of the same batch for a sequence whose KV is on
+its way: others would wait for the copy, too.
 
 On instances that prefill, as `prefill.policies.least_slack` states it:
 

@@ -145,6 +145,10 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             (["explain", "--url", "localhost:8000"], "'localhost:8000' is no address of a server"),
             (["explain", "decisions.jsonl", "--follow"], "are of a running server: leave out FILE"),
             (["explain", "/nowhere/decisions.jsonl"], "/nowhere/decisions.jsonl: No such file"),
+            (
+                ["simulate", "--trace-dir"],
+                "aegis: Option '--trace-dir' requires an argument; see aegis simulate --help",
+            ),
             (["explain", "--request", "mine"], "aegis: --request: should be a valid integer; see aegis explain --help"),
             (
                 ["explain", "--last", "0"],
