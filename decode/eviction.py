@@ -205,12 +205,12 @@ class Eviction:
 
     def _prefetch_weights(self, batch: Batch, after: int) -> bool:
         """Whether the weights are on their way now. For the first model `after` the running one, KV of later batches
-        makes room."""
+        makes room, unless it would be lost."""
         started = self.load(batch.model, spare=self._ledger.budget.pages_per_slab, prefetch=True)
         self._counters.prefetches += started
         waits = self._ledger.balloon.request_state is PageRequestState.ASKED or self._ledger.device.moving
         if not started and after == 0 and not waits and self._fit_together(batch):
-            self._put_away_others(batch.model, but=(batch,))
+            self._put_away_others(batch.model, but=(batch, *self._losing(self._work.batches)))
         return started
 
     def _prefetch_kv(self, batch: Batch) -> None:
@@ -297,7 +297,11 @@ class Eviction:
         if sequence.where is DEVICE and not sequence.lacks:
             return []
         alike = [b for b in self._work.batches if b.model == sequence.job.model and sequence not in b.sequences]
-        return [b for b in alike if any([s.where is DEVICE and self._kv.loses(s) for s in b.sequences])]
+        return self._losing(alike)
+
+    def _losing(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Those that have KV on the device for which the host has no room."""
+        return [b for b in batches if any([s.where is DEVICE and self._kv.loses(s) for s in b.sequences])]
 
     def _put_away_others(self, needed: ModelId | None, *, but: Iterable[Batch] = ()) -> Room:
         """Moves out the KV of that batch, the running one and these excepted, whose turn is furthest away. It is for

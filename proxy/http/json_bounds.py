@@ -78,7 +78,7 @@ def json_problem(content: bytes, error: ValueError | RecursionError) -> str:
     told = str(error).removeprefix(_MALFORMED)
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, UnicodeDecodeError):
+    if isinstance(error, UnicodeDecodeError) or "UTF-8" in told:  # by the version of the decoder
         return "it is not UTF-8"
     if "surrogate" in told or _HALF_PAIR_AT_END.search(content[-64:]):
         return "a string has half of a surrogate pair (\\ud800 to \\udfff) without the other half"

@@ -383,8 +383,8 @@ class WatchedDecodeCore(DecodeCore):
         for batch in self._work.batches:
             for sequence in batch.sequences:
                 request = sequence.job.request
-                if batch is given.turn.batch:
-                    continue  # it waits until a run of the turn has begun
+                if batch is given.turn.batch or batch.passed_over:
+                    continue  # it waits until a run of the turn has begun, or for memory
                 wait = self._waits.setdefault(request, Wait(now_ns))
                 wait.latest_ns = max(wait.latest_ns, self._latest_ns(batch, sequence))
                 number = given.turn.batch.batch
