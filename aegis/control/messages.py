@@ -6,6 +6,7 @@ The embedded broker speaks MQTT 3.1.1, so the payload holds what version 5 has p
 from __future__ import annotations
 
 from enum import StrEnum
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import msgspec
@@ -201,6 +202,9 @@ def encode(payload: Struct) -> bytes:
 def json_schema() -> dict[str, Any]:
     """JSON Schema of every payload, by name under `$defs`."""
     schemas, components = msgspec.json.schema_components(PAYLOADS, ref_template="#/$defs/{name}")
+    for component in components.values():
+        if "description" in component:  # a docstring, of which not every version takes the indentation
+            component["description"] = cleandoc(component["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "aegis over MQTT",
