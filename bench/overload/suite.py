@@ -33,7 +33,7 @@ MEMORY = "48MiB"
 TTFT_S, TBT_S = 2.0, 0.1
 FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 JUDGED = 4.0  # the multiple that has bars; what lies above is shown
-HELD_SHARE = 0.9  # of the peak under up to that load
+HELD_SHARE = 0.9  # of the peak
 ANSWER_MS_MAX = 100.0
 MEMORY_TIMES_MAX = 1.25
 """What its processes may have of their own then, beside what they had before the first load."""
@@ -139,8 +139,8 @@ def run(setting: Setting, file: Path | None) -> Result:
 
 
 def held(runs: Sequence[Run], name: str) -> float | None:
-    """Tokens on time a second at the multiple that is judged, beside the most that the policy reached up to there."""
-    own = [each for each in runs if each.contender == name and each.factor <= JUDGED]
+    """Tokens on time a second at the multiple that is judged, beside the most that the policy reached at any."""
+    own = [each for each in runs if each.contender == name]
     peak = max((each.saw.good_tokens_per_s for each in own), default=0.0)
     judged = next((each for each in own if each.factor == JUDGED), None)
     return judged.saw.good_tokens_per_s / peak if judged and peak else None
