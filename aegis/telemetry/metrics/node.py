@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId
 from aegis.core.messages import SwitchDone, Telemetry
 from aegis.telemetry.metrics.instances import InstanceMetrics
 from aegis.telemetry.metrics.moves import MoveMetrics
+from aegis.telemetry.metrics.seconds import SecondsByLabel
 from aegis.telemetry.metrics.work import WorkMetrics
 
 _SWITCH_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -32,18 +33,18 @@ class NodeMetrics:
             ("model_name", "prefetched"),
             registry=self.registry,
         )
-        self._switch_time = Histogram(
+        self._switch_time = SecondsByLabel(
             "aegis:model_switch_seconds",
             "Time of a model switch by phase",
-            ("phase",),
-            buckets=_SWITCH_S,
+            "phase",
+            _SWITCH_S,
             registry=self.registry,
         )
 
     def switch(self, done: SwitchDone) -> None:
         phases = {"make_room": done.make_room_ns, "copy": done.copy_ns, "kv": done.kv_ns}
         for phase, duration_ns in phases.items():
-            self._switch_time.labels(phase).observe(duration_ns / NS_PER_S)
+            self._switch_time.of(phase).observe(duration_ns / NS_PER_S)
         self._switches.labels(done.model, str(done.prefetched).lower()).inc()
 
     def telemetry(self, instance: InstanceId, report: Telemetry) -> None:

@@ -15,7 +15,6 @@ from aegis.core.clock import NS_PER_MS
 from aegis.telemetry.metrics.slo_attainment import DUE, MET, RATIO
 
 T = TypeVar("T")
-Labels = tuple[tuple[str, str], ...]
 
 _SLICE_NS: Final = 20 * NS_PER_MS
 """Others wait for so long at most. With slices of 5 ms, each of which lets all go on who are ready, the longest of 118
@@ -24,18 +23,18 @@ _QUOTE, _ESCAPED_QUOTE = '"', r"\""
 
 
 class Family(Struct, frozen=True, array_like=True):
-    """One metric of all labels."""
+    """One metric of all labels. Of each of its samples: the name, the labels as `/metrics` shows them, the value."""
 
     name: str
     documentation: str
     kind: str
-    samples: tuple[tuple[str, Labels, float], ...]
+    samples: tuple[tuple[str, str, float], ...]
 
 
 def scrape(registry: CollectorRegistry) -> Iterator[Family]:
     """All its metrics, each as it stands when it is asked for."""
     for metric in registry.collect():
-        samples = tuple([(sample.name, tuple(sample.labels.items()), sample.value) for sample in metric.samples])
+        samples = tuple([(name, _shown(tuple(labels.items())), value) for name, labels, value, *_ in metric.samples])
         yield Family(metric.name, metric.documentation, metric.type, samples)
 
 
@@ -59,7 +58,7 @@ def lasting(families: Iterable[Family]) -> tuple[Family, ...]:
 def total(scrapes: Iterable[Iterable[Family]]) -> tuple[Family, ...]:
     """Their sum. What several have is of the same kind, and may be added up."""
     heads: dict[str, Family] = {}
-    values: dict[str, dict[tuple[str, Labels], float]] = {}
+    values: dict[str, dict[tuple[str, str], float]] = {}
     for family in [family for families in scrapes for family in families]:
         heads.setdefault(family.name, family)
         sums = values.setdefault(family.name, {})
@@ -78,12 +77,12 @@ def exposition(families: Iterable[Family]) -> Iterator[bytes]:
     for family in families:
         name = f"{family.name}_total" if family.kind == "counter" else family.name
         lines = [f"# HELP {name} {_escaped(family.documentation)}", f"# TYPE {name} {family.kind}"]
-        lines += [f"{name}{_shown(labels)} {_number(value)}" for name, labels, value in family.samples]
+        lines += [f"{name}{labels} {_number(value)}" for name, labels, value in family.samples]
         yield "\n".join([*lines, ""]).encode()
 
 
 @lru_cache(maxsize=1 << 14)
-def _shown(labels: Labels) -> str:
+def _shown(labels: tuple[tuple[str, str], ...]) -> str:
     """They are the same in each answer."""
     if not labels:
         return ""
@@ -91,6 +90,7 @@ def _shown(labels: Labels) -> str:
     return f"{{{','.join(told)}}}"
 
 
+@lru_cache(maxsize=1 << 12)
 def _number(value: float) -> str:
     return str(utils.floatToGoString(value))  # type: ignore[no-untyped-call]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from aegis.core.ids import ModelId
+from aegis.telemetry.metrics.seconds import Seconds, SecondsByLabel
 
 _MODEL = ("model_name",)
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -23,12 +24,12 @@ class Series:
     prompt_tokens: Counter
     generation_tokens: Counter
     preemptions: Counter
-    first_token: Histogram
-    inter_token: Histogram
-    per_token: Histogram
-    e2e: Histogram
-    queue_time: Histogram
-    prefill_time: Histogram
+    first_token: Seconds
+    inter_token: Seconds
+    per_token: Seconds
+    e2e: Seconds
+    queue_time: Seconds
+    prefill_time: Seconds
 
 
 class Families:
@@ -41,8 +42,8 @@ class Families:
         def counter(name: str, what: str, *labels: str) -> Counter:
             return Counter(f"aegis:{name}", what, (*_MODEL, *labels), registry=registry)
 
-        def seconds(name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"aegis:{name}_seconds", what, _MODEL, buckets=buckets, registry=registry)
+        def seconds(name: str, what: str, bounds: tuple[float, ...]) -> SecondsByLabel:
+            return SecondsByLabel(f"aegis:{name}_seconds", what, *_MODEL, bounds, registry=registry)
 
         self._waiting = gauge("num_requests_waiting", "Requests queued or preempted")
         self._running = gauge("num_requests_running", "Requests being prefilled, or in the batch that decodes")
@@ -77,10 +78,10 @@ class Families:
             prompt_tokens=self._prompt_tokens.labels(model),
             generation_tokens=self._generation_tokens.labels(model),
             preemptions=self._preemptions.labels(model),
-            first_token=self._first_token.labels(model),
-            inter_token=self._inter_token.labels(model),
-            per_token=self._per_token.labels(model),
-            e2e=self._e2e.labels(model),
-            queue_time=self._queue_time.labels(model),
-            prefill_time=self._prefill_time.labels(model),
+            first_token=self._first_token.of(model),
+            inter_token=self._inter_token.of(model),
+            per_token=self._per_token.of(model),
+            e2e=self._e2e.of(model),
+            queue_time=self._queue_time.of(model),
+            prefill_time=self._prefill_time.of(model),
         )

@@ -42,7 +42,7 @@ from proxy.live.remote_node import RemoteNode
 from proxy.routing.events import ModelUp
 
 WHO = "proxy-1/1"
-FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", (("model_name", "m"),), 2.0),)),)
+FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", '{model_name="m"}', 2.0),)),)
 
 
 @dataclass
