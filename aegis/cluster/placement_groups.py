@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from aegis.cluster.ray_cluster import Cluster, alive
+from aegis.cluster.ray_cluster import Cluster, alive, ended
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 
@@ -64,7 +65,7 @@ class PlacementGroups:
     async def release(self) -> None:
         bundles = [*self._bundles.values(), *self._spare]
         for group in {bundle.group.id: bundle.group for bundle in bundles}.values():
-            await asyncio.to_thread(_remove, group)
+            await ended(partial(_remove, group))
 
     def _reserve(self, count: int) -> list[_Bundle]:
         missing = missing_room(self._need, count, _free())

@@ -11,7 +11,7 @@ import math
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from aegis.core.errors import UserError, install_advice
 LOCAL, AUTO = "local", "auto"
 _OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
 _ANSWERS_WITHIN_S = 3.0
+_ENDS_WITHIN_S = 5.0
 _QUIET = {"logging_level": "error", "include_dashboard": False}
 _OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -49,7 +50,16 @@ async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
         try:
             yield await asyncio.to_thread(_here, address)
         finally:
-            await asyncio.to_thread(ray.shutdown)
+            await ended(ray.shutdown)
+
+
+async def ended(call: Callable[[], object]) -> None:
+    """Ray's call, which gives something back, is not waited for for longer than 5 s: where a signal to all processes has
+    ended the cluster first, it does not return for minutes."""
+    task = asyncio.ensure_future(asyncio.to_thread(call))
+    await asyncio.wait([task], timeout=_ENDS_WITHIN_S)
+    if task.done():
+        task.result()
 
 
 def refuse_without_ray() -> None:

@@ -56,7 +56,7 @@ async def start(server: ForkServer, ranks: Sequence[InstanceSettings], environme
     return Processes(started)
 
 
-_KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "8"}
+_KERNELS_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "96", "LRU_CACHE_CAPACITY": "8"}
 """How many compiled products oneDNN keeps, and torch's cache before it; 1024 each by default. Every other number of
 rows has its own, of some 0.4 MiB, so that batches that change would fill them for nothing. oneDNN's holds the products
 of a model with batches of up to 16; what torch keeps besides saves no time, and took 20 MiB of an instance."""

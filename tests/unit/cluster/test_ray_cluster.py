@@ -1,10 +1,12 @@
-"""Addresses that lead nowhere are refused in a line, at once."""
+"""Addresses that lead nowhere are refused in a line, at once, and a cluster that is gone holds up no end."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,24 @@ def test_nobody_answers() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(UserError, match=f"no Ray cluster answers at 127.0.0.1:{port}"):
         ray_cluster._refuse_unreachable(f"127.0.0.1:{port}")
+
+
+def test_a_call_that_does_not_return_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    async def end() -> None:
+        try:
+            await ray_cluster.ended(answered.wait)
+        finally:
+            answered.set()  # or the loop, which ends, waits for the thread
+
+    monkeypatch.setattr(ray_cluster, "_ENDS_WITHIN_S", 0.01)
+    asyncio.run(end())
+
+
+def test_what_a_call_raises_at_the_end_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(ray_cluster.ended(lambda: 1 / 0))
 
 
 LAUNCH = """
