@@ -54,8 +54,8 @@ async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
 
 
 async def ended(call: Callable[[], object]) -> None:
-    """Ray's call, which gives something back, is not waited for for longer than 5 s: where a signal to all processes has
-    ended the cluster first, it does not return for minutes."""
+    """Ray's call, which gives something back, is waited for for 5 s: where a signal to all processes has ended the
+    cluster first, it does not return for minutes."""
     task = asyncio.ensure_future(asyncio.to_thread(call))
     await asyncio.wait([task], timeout=_ENDS_WITHIN_S)
     if task.done():
