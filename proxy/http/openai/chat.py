@@ -16,6 +16,7 @@ from aegis.models.text.worker_messages import Rendered, TooManyCharacters, TooMa
 from proxy.http.client_disconnect import while_connected
 from proxy.http.direct_routes import direct_router
 from proxy.http.fields import Unsupported
+from proxy.http.ignored import Ignored
 from proxy.http.market import Served
 from proxy.http.openai.answer import answer
 from proxy.http.openai.chat_reader import Reading
@@ -25,7 +26,7 @@ from proxy.http.openai.held_requests import held
 from proxy.http.openai.models import find_servable
 from proxy.http.openai.reply_shape import Shape
 from proxy.http.openapi import ASKING, EVENTS, operation
-from proxy.http.parameters import Flag, Integer, Object, refuse_unsupported
+from proxy.http.parameters import Anything, Flag, Integer, Object, OneOf, refuse_unsupported
 from proxy.http.request.body import read_body
 from proxy.http.request.messages import MessagesBody, read_messages
 from proxy.http.request.prompts import (
@@ -70,6 +71,9 @@ _NOT_VARIABLES = frozenset(
     }
 )
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_NOT_SERVED = ("metadata", "store", "verbosity")
+
 router = direct_router()
 
 
@@ -93,6 +97,7 @@ class ConversationBody(MessagesBody, ToolsBody):
 
     add_generation_prompt = Flag(True)
     chat_template_kwargs = Object()
+    reasoning_effort = OneOf(_EFFORTS)
     continue_final_message = Unsupported(False)
 
 
@@ -106,13 +111,12 @@ class ChatBody(GenerationBody, ConversationBody):
     echo = Unsupported(False)
     function_call = Unsupported("none")
     functions = Unsupported([])
-    metadata = Unsupported({})
+    metadata = Anything({}, about="Ignored")
     mm_processor_kwargs = Unsupported()
     modalities = Unsupported(["text"])
     prediction = Unsupported()
-    reasoning_effort = Unsupported()
-    store = Unsupported(False)
-    verbosity = Unsupported()
+    store = Anything({}, about="Ignored")
+    verbosity = Anything({}, about="Ignored")
     web_search_options = Unsupported()
 
 
@@ -129,7 +133,11 @@ class ChatBody(GenerationBody, ConversationBody):
 )
 async def create_chat_completion(request: Request) -> Response:
     body = await read_body(request, ChatBody, settings_of(request).body_bytes_max)
-    return await held(request, body, lambda: converse(request, body, _worded))
+    ignored = Ignored()
+    for name in _NOT_SERVED:
+        if body.take(name):
+            ignored.add(name)
+    return ignored.tell(request, await held(request, body, lambda: converse(request, body, _worded)))
 
 
 def _worded(asked: Conversation) -> ChatShape:
@@ -217,7 +225,7 @@ async def render(
     request: Request, body: ConversationBody, served: Served, text: TextModel, tools: Tools | None
 ) -> tuple[str, tuple[int, ...]]:
     """The prompt that `messages` make, and its tokens. Raises UserError; ClientGone if the client has left."""
-    messages, variables = await beside_loop(lambda: read_conversation(body, tools), body.nbytes, few=SMALL_BYTES)
+    messages, variables = await beside_loop(lambda: read_conversation(body, text, tools), body.nbytes, few=SMALL_BYTES)
     size = characters_of(messages) + characters_of(list(variables.values()))
     rendering = texts_of(request).render(
         who(request),
@@ -239,14 +247,25 @@ async def render(
             raise too_many_characters("messages", count, served.spec)
 
 
-def read_conversation(body: ConversationBody, tools: Tools | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def read_conversation(
+    body: ConversationBody, text: TextModel, tools: Tools | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """`messages`, and the variables of the template. Raises UserError."""
     messages = read_messages(body)
     variables = body.chat_template_kwargs or {}
     for name in _NOT_VARIABLES & variables.keys():
         raise body.invalid("chat_template_kwargs", f"may not set {name!r}")
     refuse_unsupported(body, ConversationBody)
+    variables = _efforts(body.reasoning_effort, text.chat_template or "") | variables
     return messages, {**variables, "tools": list(tools.definitions)} if tools else variables
+
+
+def _efforts(effort: str | None, template: str) -> dict[str, Any]:
+    """The variables that say to a template how much the model is to reason, of those that it knows."""
+    if effort is None:
+        return {}
+    said = {"enable_thinking": effort != "none", "reasoning_effort": effort}
+    return {name: value for name, value in said.items() if name in template}
 
 
 def _read_max_tokens(body: ChatBody) -> int | None:

@@ -97,7 +97,7 @@ async def _rendered(request: Request, body: TokenizeBody, served: Served, text: 
     needs_chat_template(served)
 
     def read() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        return read_conversation(body, read_tools(body, text))
+        return read_conversation(body, text, read_tools(body, text))
 
     messages, variables = await beside_loop(read, body.nbytes, few=SMALL_BYTES)
     rendering = texts_of(request).render(

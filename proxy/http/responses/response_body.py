@@ -190,8 +190,10 @@ def chat_request(
         ignored.add("tool_choice")
     if wanted := _output_format(body):
         values["response_format"] = wanted
-    if variables := _variables(body, template):
-        values["chat_template_kwargs"] = variables
+    if body.chat_template_kwargs:
+        values["chat_template_kwargs"] = body.chat_template_kwargs
+    if (effort := (body.reasoning or {}).get("effort")) is not None:
+        values["reasoning_effort"] = effort
     if _includes_scores(body, ignored) or body.top_logprobs:
         values |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     for name in (*_WITHOUT_EFFECT, "stream_options"):
@@ -218,16 +220,6 @@ def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> tuple[Any, 
             tool["function"]["strict"] = None  # clients set it always; most of them without asking for it
             ignored.add(f"tools[{at}].strict")
     return choice, tools
-
-
-def _variables(body: ResponseBody, template: str) -> dict[str, Any]:
-    variables = dict(body.chat_template_kwargs or {})
-    effort = (body.reasoning or {}).get("effort")
-    if effort is not None and "enable_thinking" in template:
-        variables.setdefault("enable_thinking", effort != "none")
-    if effort is not None and "reasoning_effort" in template:
-        variables.setdefault("reasoning_effort", effort)
-    return variables
 
 
 def _output_format(body: ResponseBody) -> dict[str, Any] | None:

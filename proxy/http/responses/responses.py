@@ -39,6 +39,7 @@ from proxy.http.translated import Translated
 _NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }

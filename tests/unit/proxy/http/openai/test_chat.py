@@ -101,6 +101,34 @@ def test_the_template_gets_its_variables() -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "effort", "prompt"),
+    [
+        ("{{ enable_thinking }}, {{ reasoning_effort }}", "low", b"True, low"),
+        ("{{ enable_thinking }}", "none", b"False"),
+        ("{{ reasoning_effort is defined }}", None, b"False"),
+    ],
+)
+def test_an_effort_is_told_to_templates_that_know_it(template: str, effort: str | None, prompt: bytes) -> None:
+    behind = market(text=byte_text(template))
+    post(behind, PATH, ask(reasoning_effort=effort))
+    assert bytes(behind.submitted[0][1]) == prompt
+
+
+def test_a_variable_of_its_own_comes_before_the_effort() -> None:
+    behind = market(text=byte_text("{{ enable_thinking }}"))
+    post(behind, PATH, ask(reasoning_effort="none", chat_template_kwargs={"enable_thinking": "yes"}))
+    assert bytes(behind.submitted[0][1]) == b"yes"
+    error = post(behind, PATH, ask(reasoning_effort="hardly")).json()["error"]
+    assert (error["param"], len(behind.submitted)) == ("reasoning_effort", 1)
+
+
+def test_what_no_answer_needs_is_told_of_and_served_all_the_same() -> None:
+    reply = post(market(), PATH, ask(metadata={"a": "b"}, store=True, verbosity="low"))
+    assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "metadata, store, verbosity")
+    assert "x-aegis-ignored" not in post(market(), PATH, ask(metadata={}, store=False, verbosity=None)).headers
+
+
+@pytest.mark.parametrize(
     ("message", "param"),
     [
         ({"role": "king", "content": "x"}, "messages[0].role"),
