@@ -317,7 +317,7 @@ MISSED = {
     "gap as made, p99": "turns were short, of half a second at most: there was less to smooth",
     "live overload: health": "the loop has to wait for a core",
     "live overload: goodput": "no fall: more are on time at 8 × still; 1.00 of the most up to 4 ×",
-    "live overload: metrics": "20 ms of processor time on a loop that has to wait for a core",
+    "live overload: metrics": "9 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
     "live overload: memory": "a server that has hardly worked grows by a quarter under half of what it can do, since "
     "instances keep compiled products, and each request that waits takes 45 KiB of the proxy",
