@@ -84,8 +84,8 @@ def steps() -> Extension:
     """No module of Python: it is called by address. At run time it says whether the processor has the instructions."""
     return Extension(
         "aegis.engine.cpu._steps",
-        [str(STEPS / name) for name in ("linear.c", "low_rank.c", "step.c")],
-        depends=[str(STEPS / name) for name in ("linear.h", "low_rank.h", "tiles.h", "vectors.h")],
+        [str(STEPS / name) for name in ("linear.c", "low_rank.c", "step.c", "threads.c")],
+        depends=[str(STEPS / name) for name in ("linear.h", "low_rank.h", "threads.h", "tiles.h", "vectors.h")],
         extra_compile_args=[
             "-O3",
             "-std=gnu11",

@@ -15,11 +15,11 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
 from aegis.engine.lane_threads import Computing, Decoders
+from aegis.engine.modules import bound, built
 from aegis.engine.pooled_models import PooledModel, Text, add_dense, auto_class, without_head
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
-from aegis.engine.transformers_engine import bound, built
 
 
 class PoolingEngine(SamplingEngine):

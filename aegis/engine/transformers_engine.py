@@ -10,85 +10,34 @@ On a GPU, decode steps go through `aegis.engine.gpu.decode`; on a CPU it is not 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from math import prod
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import Manifest, ModelSpec
-from aegis.engine.accepted_layers import unsupported_layers
+from aegis.core.model import ModelSpec
 from aegis.engine.cpu.llama_steps import LlamaSteps, llama_steps
 from aegis.engine.lane_threads import Computing, Decoders
 from aegis.engine.lora import Adapters
-from aegis.engine.packed_linear import packed_at
-from aegis.engine.paged_attention import NAME, Decode, Mixed, Prefill, Step, running
+from aegis.engine.modules import bound, built_for
+from aegis.engine.paged_attention import Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
-from aegis.engine.prebuilt import take
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
-from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
-from aegis.engine.tensor_views import KvViews, dtype_named, tensor_at
+from aegis.engine.tensor_views import KvViews
 
 if TYPE_CHECKING:
     from aegis.engine.gpu.decode import GpuDecoder
-
-SMALL_WEIGHT_ELEMENTS = 1 << 16
-MIDDLING_WEIGHT_ELEMENTS = 1 << 19
-
-COMPUTED_ELEMENTS_MAX = 1 << 22
-"""Larger tensors of zeros or ones are weights, such as those of many experts."""
-
-_FILLED = (torch.zeros, torch.ones)
-_INITIALISING = ("torch.nn.init", "transformers.initialization")
-"""The second one stands in for the first while transformers builds a model."""
-
-Forward = Callable[[torch.Tensor], torch.Tensor]
-
-
-def use_onednn(module: torch.nn.Module) -> None:
-    """Replaces the `forward` of every plain linear layer in float32, or whose weight is packed. Weights must be bound
-    before and stay bound.
-
-    torch hands such products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
-    on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten
-    microseconds more per call: small layers stay as they are, and middling ones where there is one row only. Other
-    dtypes reach oneDNN by themselves, but it puts a weight that is not packed in order anew for each product."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
-        return
-    for layer in module.modules():
-        if type(layer) is torch.nn.Linear and layer.weight.device.type == "cpu":
-            size = layer.weight.numel() if layer.weight.dtype == torch.float32 else 0
-            if layer.weight.is_mkldnn or size >= MIDDLING_WEIGHT_ELEMENTS:
-                layer.forward = _onednn(layer)  # type: ignore[method-assign, assignment]
-            elif size >= SMALL_WEIGHT_ELEMENTS:
-                layer.forward = _by_rows(layer)  # type: ignore[method-assign, assignment]
-
-
-def _onednn(layer: torch.nn.Linear) -> Forward:
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    return partial(operator, W=layer.weight, B=layer.bias, attr="none", scalars=[], algorithm="")
-
-
-def _by_rows(layer: torch.nn.Linear) -> Forward:
-    width, weight, bias, several = layer.weight.shape[1], layer.weight, layer.bias, _onednn(layer)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, bias) if x.numel() == width else several(x)
-
-    return forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,118 +252,3 @@ def _extends(module: PreTrainedModel) -> bool:
     kinds = [getattr(part, "rope_type", "") for part in module.modules()]
     names = [name for kind in kinds for name in (kind.values() if isinstance(kind, dict) else (kind,))]
     return not any("dynamic" in name or name == "longrope" for name in names)
-
-
-def built_for(spec: ModelSpec) -> PreTrainedModel:
-    """The model's modules, without weights; those that were built before this process was forked, if they were. Raises
-    ModelRefused."""
-    if prebuilt := take(spec):
-        return prebuilt
-    module = built(spec, AutoModelForCausalLM, attention=NAME)
-    if strange := unsupported_layers(module.config):
-        raise ModelRefused(f"{spec.root}: {strange[0]} layers cannot be served")
-    if not module._can_set_attn_implementation():
-        raise ModelRefused(f"{spec.root}: {type(module).__name__} does not take an attention implementation")
-    return module
-
-
-def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedModel:
-    """The architecture without weights. It is built in float32, because transformers sets torch's default dtype
-    meanwhile and other threads would notice; the weights bring their own. Raises ModelRefused."""
-    try:
-        config = AutoConfig.from_pretrained(spec.directory, local_files_only=True, trust_remote_code=False)
-        try:
-            with _WithoutWeights():
-                module = _of_config(config, auto_class, attention)
-        except RuntimeError:  # it computes with a weight
-            with torch.device("meta"):
-                module = _of_config(config, auto_class, attention)
-    except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelRefused(f"{spec.root}: transformers cannot build it: {reason}") from error
-    replace_layers(module, spec.manifest.tensors)
-    _forget_values(module)
-    module.config.dtype = dtype_named(spec.manifest.dtype)
-    return module.eval()
-
-
-def bound(module: PreTrainedModel, spec: ModelSpec, base: int, device: torch.device) -> None:
-    """Binds the whole model to its weight range. Raises ModelRefused if its image lacks something."""
-    _bind(module, spec.manifest, base, device)
-    _check_bound(module, spec.model)
-    use_onednn(module)
-
-
-def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.device) -> None:
-    """Puts a view of the weight range wherever a tensor of the image belongs."""
-    for entry in manifest.tensors:
-        if entry.packing:
-            view = packed_at(base + entry.offset, entry.shape, entry.dtype, entry.packing)
-        else:
-            view = tensor_at(base + entry.offset, entry.shape, dtype_named(entry.dtype), device)
-        bound = view if entry.buffer else torch.nn.Parameter(view, requires_grad=False)
-        for name in entry.names:
-            owner, _, leaf = name.rpartition(".")
-            place = module.get_submodule(owner)
-            (place._buffers if entry.buffer else place._parameters)[leaf] = bound
-
-
-def _of_config(
-    config: PretrainedConfig, auto_class: Any = AutoModelForCausalLM, attention: str = NAME
-) -> PreTrainedModel:
-    module: PreTrainedModel = auto_class.from_config(
-        config, attn_implementation=attention, dtype=torch.float32, trust_remote_code=False
-    )
-    return module
-
-
-class _WithoutWeights(TorchFunctionMode):
-    """Puts weights, which are allocated empty or are large, on the meta device and leaves them uninitialised. Computes
-    everything else, such as rotary frequencies, on the CPU: torch computes on the meta device in Python, and imports
-    its compiler for that."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        named = kwargs or {}
-        if getattr(func, "__module__", None) in _INITIALISING:
-            return args[0] if args else named["tensor"]
-        if func is torch.empty or (func in _FILLED and _elements(args, named) > COMPUTED_ELEMENTS_MAX):
-            named = {"device": "meta"} | named
-        return func(*args, **named)
-
-
-def _elements(args: tuple[Any, ...], named: dict[str, Any]) -> int:
-    size = args or named.get("size", ())
-    return prod(size[0] if size and isinstance(size[0], Sequence) else size)
-
-
-def _forget_values(module: torch.nn.Module) -> None:
-    """Moves all tensors of the module to the meta device. One tensor in two places stays one tensor."""
-    known: dict[int, torch.Tensor] = {}
-    for part in module.modules():
-        places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
-        for held in places:
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor) and not value.is_meta:
-                    if id(value) not in known:
-                        bare = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-                        is_weight = isinstance(value, torch.nn.Parameter)
-                        known[id(value)] = torch.nn.Parameter(bare, value.requires_grad) if is_weight else bare
-                    held[name] = known[id(value)]
-
-
-def _check_bound(module: PreTrainedModel, model: ModelId) -> None:
-    """Raises ModelRefused if a tensor is still on the meta device: it has no bytes in the image, so the model cannot
-    run."""
-    missing = sorted(name for name, tensor in _tensors(module) if tensor.is_meta)
-    if missing:
-        raise ModelRefused(f"{model}: the weight image lacks {', '.join(missing[:3])} ({len(missing)} tensors in all)")
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for path, part in module.named_modules():
-        for held in (part._parameters, part._buffers, vars(part)):
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor):
-                    yield f"{path}.{name}", value

@@ -21,15 +21,15 @@ from aegis.device.image_directory import CONFIG, TOKENIZER, read_manifest
 from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
-from aegis.models.checkpoint import Checkpoint
+from aegis.models.checkpoint import Checkpoint, open_checkpoint
 from aegis.models.disk_cache import DiskCache, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.gguf.checkpoint import write_config_files
-from aegis.models.place import LOCK_S, Looked, Report, place_of
+from aegis.models.place import FETCH_S, LOCK_S, Looked, Place, Report
 from aegis.models.pooling_files import longest_text, pools
 from aegis.models.quantised.configuration import comes_quantised, scheme_of, without_scheme
-from aegis.models.sources import Source
+from aegis.models.sources import Source, fetch
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
 
@@ -117,7 +117,7 @@ def register(
         return register_adapter(source, base, cache_dir=cache_dir, report=report, renew=renew, disk_bytes=disk_bytes)
     try:
         report("finding the checkpoint", STAGE_S)
-        place = place_of(source, cache_dir, report)
+        place = _place_of(source, cache_dir, report)
         looked = place.look()
         _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
@@ -340,3 +340,29 @@ def _spec(source: Source, checkpoint: Checkpoint, manifest: Manifest, directory:
         slo=source.slo,
         note=manifest.came,
     )
+
+
+class _Directory:
+    """A directory of this machine, of the user or of the hub's own cache."""
+
+    entry = None
+
+    def __init__(self, source: Source, report: Report) -> None:
+        self._source = source
+        self._report = report
+
+    def look(self) -> Looked:
+        checkpoint = open_checkpoint(fetch(self._source, lambda text: self._report(text, FETCH_S)))
+        return Looked(checkpoint, checkpoint.stored_bytes)
+
+    fetch = look
+
+
+def _place_of(source: Source, cache_dir: Path, report: Report) -> Place:
+    """The hub's own cache is filled as a whole, so a lazy model of the hub does without it."""
+    url = source.url or (f"hf://{source.hub}" if source.hub and source.lazy else None)
+    if url is None:
+        return _Directory(source, report)
+    from aegis.models.remote.checkpoint import RemoteCheckpoint
+
+    return RemoteCheckpoint(url, cache_dir, report)

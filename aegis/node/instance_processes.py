@@ -78,7 +78,7 @@ def build_before(server: ForkServer, spec: ModelSpec) -> None:
     """Has the modules of the model built for instances that are forked from now on, where the transformers engine runs
     it."""
     if spec.base is None and spec.manifest.pooling is None and spec.manifest.engine == "transformers":
-        server.prepare("aegis.engine.prebuilt:build", msgspec.msgpack.encode(spec))
+        server.prepare("aegis.engine.modules:build_ahead", msgspec.msgpack.encode(spec))
 
 
 def environment_for(processes: int, *, lanes: bool = False) -> dict[str, str]:

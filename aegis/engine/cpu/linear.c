@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include "threads.h"
 #include "tiles.h"
 #include "vectors.h"
 

@@ -38,11 +38,6 @@ typedef struct {
 /* Once, before any product. */
 void set_up_products(void);
 
-typedef void (*work_t)(void *context, int64_t from, int64_t to);
-
-/* Runs `work` on 0 to `count`, shared out among `threads`. */
-void shared_out(work_t work, void *context, int64_t count, int threads);
-
 int64_t halves_bytes(int64_t rows, int64_t columns);
 int64_t digits_bytes(int64_t rows, int64_t columns, int digits);
 

@@ -1,6 +1,7 @@
 #include "low_rank.h"
 
 #include "linear.h"
+#include "threads.h"
 #include "vectors.h"
 
 #define TOGETHER 8 /* sums at a time: each is added to once in as many cycles */

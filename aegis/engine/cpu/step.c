@@ -7,6 +7,7 @@
 
 #include "linear.h"
 #include "low_rank.h"
+#include "threads.h"
 #include "vectors.h"
 
 enum place { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, PLACES };
@@ -39,19 +40,6 @@ typedef struct {
     const change_t *const *changes; /* [rows] of [layers, PLACES]; NULL: no row has an adapter */
 } step_t;
 
-typedef void (*gomp_parallel_t)(void (*)(void *), void *, unsigned, unsigned);
-typedef int (*gomp_number_t)(void);
-
-static gomp_parallel_t run_parallel;
-static gomp_number_t thread_number, thread_count;
-
-/* The threads of torch's own OpenMP, which live already. */
-void aegis_use_threads(gomp_parallel_t parallel, gomp_number_t number, gomp_number_t count) {
-    run_parallel = parallel;
-    thread_number = number;
-    thread_count = count;
-}
-
 /* Raised with every change of what Python calls here: what was built of older sources is not called. */
 int aegis_interface_3;
 
@@ -66,27 +54,6 @@ __attribute__((target("arch=x86-64"))) int aegis_supported(void) {
 
 /* Once, where it is supported. */
 void aegis_set_up(void) { set_up_products(); }
-
-typedef struct {
-    work_t work;
-    void *context;
-    int64_t count;
-} share_t;
-
-static void run_share(void *context) {
-    const share_t *share = context;
-    int64_t own = thread_number(), all = thread_count();
-    int64_t from = share->count * own / all, to = share->count * (own + 1) / all;
-    if (from < to) share->work(share->context, from, to);
-}
-
-void shared_out(work_t work, void *context, int64_t count, int threads) {
-    share_t share = {work, context, count};
-    if (threads > 1 && count > 1 && run_parallel)
-        run_parallel(run_share, &share, (unsigned)threads, 0);
-    else
-        work(context, 0, count);
-}
 
 typedef struct {
     const model_t *model;

@@ -140,7 +140,7 @@ def _shapes_of(base: ModelSpec) -> Shapes:
     from transformers import AutoModelForCausalLM
 
     from aegis.engine.lora import layer_shape
-    from aegis.engine.transformers_engine import built
+    from aegis.engine.modules import built
 
     module = built(base, AutoModelForCausalLM, attention="eager")
     last = module.get_output_embeddings()  # sees but the tokens that are asked for

@@ -16,7 +16,8 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer
 from aegis.core.request import Sampling
-from aegis.engine.transformers_engine import TransformersEngine, _of_config, _tensors, built_for
+from aegis.engine.modules import _of_config, _tensors, built_for
+from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.kv_probe import Probed
 from tests.long_forms import first_of
 from tests.unit.engine.generation import GREEDY, Generation, begin, step

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aegis.engine.transformers_engine import MIDDLING_WEIGHT_ELEMENTS, SMALL_WEIGHT_ELEMENTS, use_onednn
+from aegis.engine.modules import MIDDLING_WEIGHT_ELEMENTS, SMALL_WEIGHT_ELEMENTS, use_onednn
 
 MIDDLING, LARGE = 300, 800
 

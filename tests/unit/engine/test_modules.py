@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from aegis.core.errors import ModelRefused
-from aegis.engine import prebuilt
+from aegis.engine import modules
 from aegis.node.instance_processes import build_before, environment_for
 from aegis.process.forked_processes import ForkServer
 from tests.unit.engine.generation import begin, step
@@ -22,18 +22,18 @@ WITHIN_S = 120.0
 SAYS = """
 import json, os, sys
 from pathlib import Path
-prebuilt = sys.modules["aegis.engine.prebuilt"]  # it was imported before the fork
+modules = sys.modules["aegis.engine.modules"]  # it was imported before the fork
 import torch
-directories = [Path(directory).parent.name for directory, _ in prebuilt._modules]
+directories = [Path(directory).parent.name for directory, _ in modules._ahead]
 print(json.dumps([directories, torch.get_num_threads(), len(os.listdir("/proc/self/task"))]))
 """
 
 
 def test_an_engine_takes_what_was_built_before_once(tmp_path: Path) -> None:
     model = make("llama", tmp_path / "llama")
-    prebuilt.build(msgspec.msgpack.encode(model.spec))
+    modules.build_ahead(msgspec.msgpack.encode(model.spec))
     engine, arena = attached(model)
-    assert prebuilt.take(model.spec) is None
+    assert modules.built_ahead(model.spec) is None
     run = begin(engine, arena, model, 0, prompts(1)[0], room=NEW_TOKENS)
     step(engine, [run], NEW_TOKENS - 1)
     assert run.ids == model.greedy(run.prompt, NEW_TOKENS)
@@ -42,8 +42,8 @@ def test_an_engine_takes_what_was_built_before_once(tmp_path: Path) -> None:
 def test_what_cannot_be_built_is_refused_and_not_there(tmp_path: Path) -> None:
     spec = msgspec.structs.replace(make("llama", tmp_path / "llama").spec, directory=str(tmp_path / "none"))
     with pytest.raises(ModelRefused):
-        prebuilt.build(msgspec.msgpack.encode(spec))
-    assert prebuilt.take(spec) is None
+        modules.build_ahead(msgspec.msgpack.encode(spec))
+    assert modules.built_ahead(spec) is None
 
 
 @pytest.mark.long
