@@ -219,7 +219,9 @@ class AdminClient:
 
 def _refused(status: int, content: dict[str, Any]) -> Refused:
     reason = _reason(content) or f"the server answered {status}"
-    return Refused(f"{reason} (commands take it from {ADMIN_KEY})" if status == 401 else reason, status=status)
+    return Refused(
+        f"{reason} (commands take keys from {ADMIN_KEY} and {API_KEY})" if status == 401 else reason, status=status
+    )
 
 
 def _reason(content: dict[str, Any]) -> str | None:

@@ -127,7 +127,7 @@ async def _serve(
         shell = stack.enter_context(killed_after_signal(drain_s + CLOSE_S + last_s))
         on_signals(stop.set, shell)
         services = await stack.enter_async_context(open_services(config))
-        if config.serves_demo and not await _first(asyncio.create_task(make_first_models()), stop):
+        if config.serves_demo and not await _made_first(stop):
             return 130
         later = missing_of(sources) if config.serves_demo else []
         sources = [source for source in sources if source not in later]
@@ -208,6 +208,18 @@ async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
     if task.done():
         task.result()
         return True
+    return False
+
+
+async def _made_first(stop: asyncio.Event) -> bool:
+    """Whether the first models of the demo market are there; at the stop their making ends. Raises UserError."""
+    making = asyncio.create_task(make_first_models())
+    if await _first(making, stop):
+        return True
+    making.cancel()
+    await asyncio.wait([making])
+    if not making.cancelled():
+        making.exception()  # the signal that stops has ended what made them
     return False
 
 

@@ -13,6 +13,7 @@ _BUSY = (
     "host_blocks_in_transfer",
     "transfers_in_flight",
 )
+_KINDS = {"counter", "gauge", "histogram", "summary", "untyped"}
 IDLE_SLABS = 1  # host slabs an instance keeps for the next request
 
 
@@ -20,6 +21,8 @@ class Metrics:
     """One scrape."""
 
     def __init__(self, text: str) -> None:
+        kinds = {line.split()[3] for line in text.splitlines() if line.startswith("# TYPE")}
+        assert kinds <= _KINDS, f"Prometheus knows no metric of {kinds - _KINDS}, and refuses all of them"
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> int:

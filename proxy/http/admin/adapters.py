@@ -6,6 +6,9 @@ the same rules, with vLLM's fields and replies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from fastapi import APIRouter, Depends, Request, Response
 
 from aegis.core.errors import UserError
@@ -31,6 +34,9 @@ class UnloadAdapterBody(Fields):
     lora_int_id = Integer(None, low=0)
 
 
+_OF_LOADING = {"name": "lora_name", "source": "lora_path", "model": "lora_path", "base": "base_model_name"}
+_OF_UNLOADING = {"model": "lora_name"}
+
 router = APIRouter(dependencies=[Depends(authorise)])
 
 
@@ -47,8 +53,9 @@ async def load_lora_adapter(request: Request) -> Response:
     for field, value in (("lora_name", name), ("lora_path", path)):
         if not value:
             raise body.invalid(field, "is required")
-    adding = queries_of(request).add_model(path or "", name, base=base or "")
-    added = await while_connected(request.receive, adding)
+    with _named(_OF_LOADING):
+        adding = queries_of(request).add_model(path or "", name, base=base or "")
+        added = await while_connected(request.receive, adding)
     assert not isinstance(added, Waiting), "adapters are not lazy"
     return _told(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -64,10 +71,22 @@ async def unload_lora_adapter(request: Request) -> Response:
     body.end()
     if not name:
         raise body.invalid("lora_name", "is required")
-    if find(market_of(request), name).spec.base is None:
+    with _named(_OF_UNLOADING):
+        served = find(market_of(request), name)
+    if served.spec.base is None:
         raise UserError(f"'{name}' is no adapter; /models/unload removes models", param="lora_name")
     await queries_of(request).remove_model(name)
     return _told(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+@contextmanager
+def _named(names: Mapping[str, str]) -> Iterator[None]:
+    """Raises UserErrors of the block with the fields that these bodies have."""
+    try:
+        yield
+    except UserError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
 
 
 def _told(text: str) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 import aegis
 from aegis.core.errors import UserError
@@ -50,7 +50,7 @@ def _status(well: bool, reason: str) -> Response:
 @router.get("/metrics", **operation("For Prometheus", kinds=(PLAIN,)))
 async def metrics(request: Request) -> Response:
     told = await scrapes_of(request).answer(queries_of(request).metrics)
-    return Response(told, media_type=CONTENT_TYPE_LATEST)
+    return Response(told, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.api_route("/version", methods=_LOOKED_AT, **operation("Which aegis this is", Version))

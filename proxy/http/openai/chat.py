@@ -73,6 +73,7 @@ _NOT_VARIABLES = frozenset(
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NOT_SERVED = ("metadata", "store", "verbosity")
+_WITHOUT_EFFECT = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier")
 
 router = direct_router()
 
@@ -115,6 +116,10 @@ class ChatBody(GenerationBody, ConversationBody):
     mm_processor_kwargs = Unsupported()
     modalities = Unsupported(["text"])
     prediction = Unsupported()
+    prompt_cache_key = Anything({}, about="Without effect: what was kept of an earlier prompt is always reused")
+    prompt_cache_options = Anything({}, about="Without effect")
+    prompt_cache_retention = Anything({}, about="Without effect")
+    safety_identifier = Anything({}, about="Without effect")
     store = Anything({}, about="Ignored")
     verbosity = Anything({}, about="Ignored")
     web_search_options = Unsupported()
@@ -137,6 +142,8 @@ async def create_chat_completion(request: Request) -> Response:
     for name in _NOT_SERVED:
         if body.take(name):
             ignored.add(name)
+    for name in _WITHOUT_EFFECT:
+        body.take(name)
     return ignored.tell(request, await held(request, body, lambda: converse(request, body, _worded)))
 
 

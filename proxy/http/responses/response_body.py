@@ -201,6 +201,10 @@ def chat_request(
     for name in _NOT_SERVED:
         if body.take(name):
             ignored.add(name)
+    for name, known in (("reasoning", "effort"), ("text", "format")):
+        for key, value in (body.take(name) or {}).items():
+            if key != known and value:
+                ignored.add(f"{name}.{key}")
     refuse_unsupported(body, ResponseBody)
     body.end()
     return Translated(values, tuple(tools))

@@ -33,7 +33,7 @@ async def authorise(request: Request) -> None:
         if caller.name and not caller.is_admin:
             raise UserError(f"{request.url.path} needs the admin key", status=403, code="forbidden")
         if not caller.is_admin:
-            raise no_such_key("the admin key")
+            raise no_such_key("the admin key", request.scope)
     elif not _is_local(request):
         message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
         raise UserError(message, status=403, code="forbidden")

@@ -38,7 +38,7 @@ class Guard:
         if scope["type"] == "http":
             caller = self._caller(scope)
             if caller is None:
-                refusal = no_such_key("an API key")
+                refusal = no_such_key("an API key", scope)
                 note_refusal(scope, refusal)
                 await error_reply(refusal, scope)(scope, receive, send)
                 return
@@ -63,8 +63,10 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def no_such_key(what: str) -> UserError:
-    message = f"send {what} as 'Authorization: Bearer …', or as 'x-api-key'"
+def no_such_key(what: str, scope: Scope) -> UserError:
+    """The error of a request that has no key, or none that is known."""
+    unknown = "the key that was sent is not known here: " if any(_sent(scope)) else ""
+    message = f"{unknown}send {what} as 'Authorization: Bearer …', or as 'x-api-key'"
     return UserError(message, status=401, code="invalid_api_key")
 
 

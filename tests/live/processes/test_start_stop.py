@@ -142,3 +142,18 @@ def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: P
         assert server.stop(number) == 130
         leaves_nothing(server)
         assert "Traceback" not in server.output()
+
+
+def test_a_signal_to_all_processes_while_the_demo_market_is_made_ends_it_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aegis.cli.main", "launch", "--demo", "--port", "0"]
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(tmp_path / "cache")}
+    with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True) as server:
+
+        def is_making() -> bool:
+            return any("aegis.cli.main demo" in line for line in processes_of(server.pid).values())
+
+        eventually(is_making, "models are being made")
+        os.killpg(server.pid, signal.SIGTERM)
+        said = server.communicate(timeout=COMMAND_S)[1]
+    assert server.returncode == 130
+    assert "exception" not in said, said

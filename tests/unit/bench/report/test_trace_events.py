@@ -156,7 +156,9 @@ def test_a_server_is_asked_with_the_key() -> None:
         try:
             url = f"http://127.0.0.1:{server.server_port}"
             run = read_run(None, None, url, KEY)
-            with pytest.raises(UserError, match=r"no such key \(commands take it from AEGIS_ADMIN_KEY\)"):
+            with pytest.raises(
+                UserError, match=r"no such key \(commands take keys from AEGIS_ADMIN_KEY and AEGIS_API_KEY\)"
+            ):
                 read_run(None, None, url, "other")
         finally:
             server.shutdown()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, Counter, Info, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric, UnknownMetricFamily
+from prometheus_client.registry import Collector
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ModelId, RequestId
@@ -15,6 +17,11 @@ from aegis.telemetry.metrics.requests import Metrics
 from aegis.telemetry.metrics.scrape import exposition, in_slices, lasting, scrape, total
 
 SLO = Slo(ttft_ns=NS_PER_S, tbt_ns=NS_PER_S)
+
+
+class Unknowns(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield UnknownMetricFamily("things", "Of no known kind", value=3)
 
 
 def served(*requests: tuple[str, int]) -> Metrics:
@@ -32,6 +39,18 @@ def served(*requests: tuple[str, int]) -> Metrics:
 def test_that_of_one_is_what_it_shows_itself() -> None:
     registry = served(("a", 1), ('"b\\\n', 4)).registry
     assert b"".join(exposition(total([scrape(registry)]))) == generate_latest(registry)
+
+
+def test_kinds_that_only_openmetrics_has_are_others_in_the_text() -> None:
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    Info("server", "What serves", registry=registry).info({"version": "1"})
+    Counter("requests", "Requests", registry=registry).inc()
+    registry.register(Unknowns())
+    text = b"".join(exposition(scrape(registry)))
+    assert text == generate_latest(registry)
+    kinds = {line.split()[3] for line in text.decode().splitlines() if line.startswith("# TYPE")}
+    assert kinds <= {"counter", "gauge", "histogram", "summary", "untyped"}
 
 
 def test_those_of_two_are_what_one_would_have_shown() -> None:

@@ -44,9 +44,9 @@ def test_without_a_base_the_adapter_names_it_itself() -> None:
         (LOAD, {"lora_name": "sql"}, 400, "lora_path"),
         (LOAD, {"lora_name": "", "lora_path": "/a"}, 400, "lora_name"),
         (LOAD, ADAPTER | {"lora_local_path": "/a"}, 400, "lora_local_path"),
-        (LOAD, ADAPTER | {"lora_path": "/broken"}, 400, "model"),
+        (LOAD, ADAPTER | {"lora_path": "/broken"}, 400, "lora_path"),
         (UNLOAD, {}, 400, "lora_name"),
-        (UNLOAD, {"lora_name": "nobody"}, 404, "model"),
+        (UNLOAD, {"lora_name": "nobody"}, 404, "lora_name"),
         (UNLOAD, {"lora_name": "m"}, 400, "lora_name"),
     ],
 )

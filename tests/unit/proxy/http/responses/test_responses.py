@@ -503,6 +503,14 @@ def test_input_without_a_message_names_what_was_passed_over() -> None:
     assert post(market(), PATH, ask([])).json()["error"]["message"] == "'input' must hold at least one message"
 
 
+def test_what_else_text_and_reasoning_ask_for_is_ignored_with_a_note() -> None:
+    asked = ask(reasoning={"effort": "low", "summary": "auto"}, text={"verbosity": "low", "format": None})
+    reply = post(market(), PATH, asked)
+    assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "reasoning.summary, text.verbosity")
+    error = post(market(), PATH, ask(reasoning={"effort": "hardly"})).json()["error"]
+    assert (error["param"], "hardly" in error["message"]) == ("reasoning.effort", True)
+
+
 def test_a_choice_among_tools_of_which_none_is_known_is_ignored_with_a_note() -> None:
     reply = post(market(), PATH, ask(tools=[{"type": "web_search"}], tool_choice="required"))
     assert (reply.status_code, reply.headers["x-aegis-ignored"]) == (200, "tools[0] (web_search), tool_choice")
