@@ -180,7 +180,8 @@ def valued(arguments: list[str]) -> list[str]:
 def _told(mistake: str) -> str:
     """The mistake in the form in which those of the configuration are told, without the library's own words."""
     if found := _INVALID.fullmatch(mistake):
-        return f"{found[1]}: {found[2].removeprefix('Input ').split(', unable to ')[0]}"
+        told = found[2].removeprefix("Value error, ").removeprefix("Input ")
+        return f"{found[1]}: {told.split(', unable to ')[0]}"
     return mistake
 
 

@@ -114,9 +114,10 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
 @pytest.mark.parametrize(
     ("arguments", "line"),
     first_rows_of(
-        10,
+        11,
         [
             (["launch", "--prot", "1"], "No such option: --prot"),
+            (["bench", "serve", "--map", "x"], "aegis: --map: 'x' is not one of 'name', 'round-robin'; see"),
             (["ctl", "drain", "m", "--url", "u"], "--url is an option of aegis ctl: give it before drain"),
             (["lunch"], "No such command 'lunch'"),
             (["launch", "--port"], "Option '--port' requires an argument"),
@@ -154,7 +155,6 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
                 ["explain", "--last", "0"],
                 "aegis: --last: should be greater than or equal to 1; see aegis explain --help",
             ),
-            (["bench", "serve", "--map", "x"], "aegis: --map: "),
         ],
     ),
 )
