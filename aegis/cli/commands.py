@@ -205,14 +205,17 @@ def built() -> Callable[..., Any]:
     return typer.main.get_command(app)
 
 
-def _command_named(tree: Callable[..., Any]) -> str:
-    """What the process was asked for, as far as there is such a command."""
+def _command_named(tree: Callable[..., Any], context: typer.Context | None) -> str:
+    """The command that a mistake is about: the library does not say it of an option without its value."""
+    if context is not None:
+        return context.command_path
     words, within = ["aegis"], tree
     for word in sys.argv[1:]:
-        if (command := getattr(within, "commands", {}).get(word)) is None:
-            break
-        words.append(word)
-        within = command
+        if (
+            command := getattr(within, "commands", {}).get(word)
+        ) is not None:  # else an option of a group, or its value
+            words.append(word)
+            within = command
     return " ".join(words)
 
 
@@ -233,6 +236,6 @@ def run(tree: Callable[..., Any]) -> None:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error.format_message().rstrip("."))
-        message, code = f"{mistake}; see {_command_named(tree)} --help", 2
+        message, code = f"{mistake}; see {_command_named(tree, context)} --help", 2
     print("aegis:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)

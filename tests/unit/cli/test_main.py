@@ -114,9 +114,11 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
 @pytest.mark.parametrize(
     ("arguments", "line"),
     first_rows_of(
-        11,
+        13,
         [
             (["launch", "--prot", "1"], "No such option: --prot"),
+            (["ctl", "--url", "u", "move"], "Missing argument 'MODEL'; see aegis ctl move --help"),
+            (["memory", "--url", "u", "trim", "m", "--timeout"], "requires an argument; see aegis memory trim --help"),
             (["bench", "serve", "--map", "x"], "aegis: --map: 'x' is not one of 'name', 'round-robin'; see"),
             (["ctl", "drain", "m", "--url", "u"], "--url is an option of aegis ctl: give it before drain"),
             (["lunch"], "No such command 'lunch'"),
