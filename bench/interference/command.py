@@ -34,19 +34,19 @@ def interference(
     Example:
       aegis bench interference --model lighthouse-llama --other bakery-qwen2 --prompts 256,512 --tokens 200
     """
+    from bench.interference.refusals import refuse_unmeasurable
     from bench.interference.suite import Setting, lengths_of, run
 
-    run(
-        Setting(
-            base_url=base_url,
-            model=model,
-            other=other,
-            prompts=lengths_of(prompts),
-            stream_tokens=tokens,
-            repeat=repeat,
-            seed=seed,
-            label=label,
-        ),
-        json,
+    setting = Setting(
+        base_url=base_url,
+        model=model,
+        other=other,
+        prompts=lengths_of(prompts),
+        stream_tokens=tokens,
+        repeat=repeat,
+        seed=seed,
+        label=label,
     )
+    refuse_unmeasurable(setting)
+    run(setting, json)
     return 0

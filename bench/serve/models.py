@@ -66,14 +66,15 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
     return cards
 
 
-def choose(cards: Sequence[Card], wanted: Sequence[str]) -> list[Card]:
-    """The models that are wanted, in that order; if none is named, all that generate text. Raises UserError."""
+def choose(cards: Sequence[Card], wanted: Sequence[str], *, option: str = "--model") -> list[Card]:
+    """The models that are wanted, by that option, in that order; if none is named, all that generate text. Raises
+    UserError."""
     served = {card.id: card for card in cards}
     for name in wanted:
         if name not in served:
-            raise UserError(f"--model: {name!r} is not served; those that are: {', '.join(sorted(served))}")
+            raise UserError(f"{option}: {name!r} is not served; those that are: {', '.join(sorted(served))}")
         if (task := served[name].task) != _GENERATES:
-            raise UserError(f"--model: {name!r} generates no text; its task is {task}")
+            raise UserError(f"{option}: {name!r} generates no text; its task is {task}")
     chosen = [served[name] for name in dict.fromkeys(wanted)] or [card for card in cards if card.task == _GENERATES]
     if not chosen:
         raise UserError(f"none of the models that are served generates text: {', '.join(sorted(served))}")

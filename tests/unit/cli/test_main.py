@@ -352,6 +352,14 @@ def test_a_server_without_tls_is_said_to_have_none(aegis: Any, server: str, comm
     assert (run.code, run.err) == (2, f"aegis: the server at {secure} speaks http://, not https://\n")
 
 
+@pytest.mark.parametrize("option", ["--model", "--other"])
+def test_a_model_that_is_not_served_is_told_with_its_option(aegis: Any, server: str, option: str) -> None:
+    Answers.table["GET /v1/models"] = (200, '{"data": [{"id": "a"}]}')
+    named = {"--model": "a", "--other": "a"} | {option: "nope"}
+    run = aegis("bench", "interference", *[word for pair in named.items() for word in pair], "--url", server)
+    assert (run.code, run.err) == (2, f"aegis: {option}: 'nope' is not served; those that are: a\n")
+
+
 @pytest.mark.parametrize("body", ["<html>", "[]", "{}"])
 def test_a_server_that_is_no_aegis_is_said_to_be_none(aegis: Any, server: str, body: str) -> None:
     Answers.table["GET /v1/models"] = (200, body)
