@@ -27,6 +27,7 @@ class Card(Struct, frozen=True):
     id: str
     owned_by: str = ""
     task: str = _GENERATES
+    max_model_len: int | None = None  # of a prompt and its answer together; some servers do not say
 
     @property
     def returns_token_ids(self) -> bool:

@@ -360,6 +360,15 @@ def test_a_model_that_is_not_served_is_told_with_its_option(aegis: Any, server: 
     assert (run.code, run.err) == (2, f"aegis: {option}: 'nope' is not served; those that are: a\n")
 
 
+def test_prompts_beyond_a_context_are_refused_before_any_is_sent(aegis: Any, server: str) -> None:
+    cards = [{"id": "a", "max_model_len": 16384}, {"id": "b", "max_model_len": 2048}]
+    Answers.table["GET /v1/models"] = (200, json.dumps({"data": cards}))
+    run = aegis("bench", "interference", "--model", "a", "--other", "b", "--url", server)
+    assert run.code == 2
+    assert run.err.startswith("aegis: --prompts: 12000 tokens are too many, 'b' has a context of 2048")
+    assert Answers.asked == [None]
+
+
 @pytest.mark.parametrize("body", ["<html>", "[]", "{}"])
 def test_a_server_that_is_no_aegis_is_said_to_be_none(aegis: Any, server: str, body: str) -> None:
     Answers.table["GET /v1/models"] = (200, body)
