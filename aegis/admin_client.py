@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,10 @@ ADMIN_KEY, API_KEY = "AEGIS_ADMIN_KEY", "AEGIS_API_KEY"
 
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as versions of OpenSSL have it
+_UNTRUSTED = re.compile(r"certificate verify failed: (.+?)\.? \(_ssl")
+_HUNG_UP = ("Server disconnected", "Connection reset by peer")  # as httpx, aiohttp and the system have it
+_REMEDIES = {"mismatch": "give an address that it names", "expired": "renew it"}
+_TRUST = "SSL_CERT_FILE=FILE names the certificates to trust"
 
 _NEVER = 10**17  # the number of a span that no server lives to see
 
@@ -37,10 +42,18 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=True)
 
 
-def speaks_no_tls(error: Exception) -> bool:
-    """Whether a connection failed because the other side speaks plain HTTP. Clients keep OpenSSL's words, but not its
-    error."""
-    return any(reason in str(error) for reason in _PLAIN)
+def tls_mistake(url: str, error: Exception) -> str | None:
+    """What is wrong where a connection failed because one side speaks TLS and the other plain HTTP, or trusts no such
+    certificate. Clients keep OpenSSL's words, but not its error."""
+    told = str(error)
+    if any(reason in told for reason in _PLAIN):
+        return f"the server at {url} speaks http://, not https://"
+    if found := _UNTRUSTED.search(told):
+        remedy = next((remedy for word, remedy in _REMEDIES.items() if word in found[1]), _TRUST)
+        return f"the certificate of the server at {url} is not trusted ({found[1]}); {remedy}"
+    if url.startswith("http://") and any(words in told for words in _HUNG_UP):
+        return f"the server at {url} hung up without an answer; does it speak https://, or has it ended?"
+    return None
 
 
 class Refused(UserError):
@@ -197,8 +210,8 @@ class AdminClient:
                 verify=_certificates(),
             )
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            if speaks_no_tls(error):
-                raise UserError(f"the server at {self._url} speaks http://, not https://") from None
+            if mistake := tls_mistake(self._url, error):
+                raise UserError(mistake) from None
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
 
     def _text(self, path: str) -> str:

@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from aegis.admin_client import speaks_no_tls
+from aegis.admin_client import tls_mistake
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 
@@ -53,8 +53,8 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
         async with session.get(f"{url}/v1/models") as response:
             status, body = response.status, await response.read()
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        if speaks_no_tls(error):
-            raise UserError(f"the server at {url} speaks http://, not https://") from None
+        if mistake := tls_mistake(url, error):
+            raise UserError(mistake) from None
         raise UserError(f"no server at {url} ({str(error) or type(error).__name__}); is it running there?") from None
     if status in (401, 403):
         raise UserError(f"{url} wants a key; set OPENAI_API_KEY or give --api-key")

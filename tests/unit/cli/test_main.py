@@ -19,7 +19,11 @@ from aegis import __version__
 from aegis.cli.commands import app, valued
 from aegis.config.config import OPTIONS, Config, SloTargets, leaves
 from aegis.config.sizes import format_size
+from proxy.http.settings import TlsFiles
+from tests.certificates import make_certificate
 from tests.long_forms import first_of, first_rows_of
+from tests.unit.proxy.http.live import serving
+from tests.unit.proxy.http.scripted import market
 
 HEAVY = {"fastapi", "httpx", "numpy", "pydantic", "rich", "torch", "transformers", "uvicorn", "yaml", "zmq"}
 
@@ -350,6 +354,26 @@ def test_a_server_without_tls_is_said_to_have_none(aegis: Any, server: str, comm
     secure = server.replace("http:", "https:")
     run = aegis(*command, "--url", secure)
     assert (run.code, run.err) == (2, f"aegis: the server at {secure} speaks http://, not https://\n")
+
+
+@pytest.fixture(scope="module")
+def secure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with a certificate that vouches for itself."""
+    certificate, key = (tmp_path_factory.mktemp("tls") / name for name in ("certificate.pem", "key.pem"))
+    make_certificate(certificate, key)
+    with serving(market(), tls=TlsFiles(str(certificate), str(key))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("command", [("models", "list"), ("bench", "serve")], ids=" ".join)
+def test_a_server_with_tls_is_not_said_to_be_none(aegis: Any, secure_server: str, command: tuple[str, ...]) -> None:
+    run = aegis(*command, "--url", secure_server)
+    told = f"the certificate of the server at {secure_server} is not trusted (self-signed certificate); SSL_CERT_FILE="
+    assert (run.code, run.err.startswith(f"aegis: {told}")) == (2, True), run.err
+    plain = secure_server.replace("https:", "http:")
+    run = aegis(*command, "--url", plain)
+    told = f"the server at {plain} hung up without an answer; does it speak https://, or has it ended?"
+    assert (run.code, run.err) == (2, f"aegis: {told}\n")
 
 
 @pytest.mark.parametrize("option", ["--model", "--other"])
