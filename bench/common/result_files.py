@@ -19,10 +19,10 @@ def check(file: Path) -> None:
         raise UserError(f"cannot write {file}: it is a directory")
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(directory: Path, *, parents: bool = False) -> None:
     """For files to come, unless it is there. Raises UserError."""
     try:
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(parents=parents, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
 

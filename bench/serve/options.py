@@ -49,6 +49,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         silence_s=given["timeout"],
         label=given["label"],
         measures=_measures(given),
+        directory=given["result_dir"] if given["save_result"] else None,
         files=_files(given),
         records=given["records"],
     )

@@ -38,6 +38,7 @@ class Settings:
     silence_s: float = 600.0
     label: str | None = None
     measures: Measures = field(default_factory=Measures)
+    directory: Path | None = None  # made for the files, if it is not there
     files: Sequence[Path] = ()
     records: Path | None = None
 

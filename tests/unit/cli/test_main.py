@@ -376,6 +376,17 @@ def test_a_server_with_tls_is_not_said_to_be_none(aegis: Any, secure_server: str
     assert (run.code, run.err) == (2, f"aegis: {told}\n")
 
 
+def test_the_directory_of_results_is_made_before_time_is_spent(aegis: Any, server: str, tmp_path: Path) -> None:
+    Answers.table["GET /v1/models"] = (200, '{"data": []}')
+    made = tmp_path / "of" / "results"
+    run = aegis("bench", "serve", "--save-result", "--result-dir", str(made), "--url", server)
+    assert (run.err, made.is_dir()) == (f"aegis: {server} serves no models\n", True)
+    (tmp_path / "file").touch()
+    run = aegis("bench", "serve", "--save-result", "--result-dir", str(tmp_path / "file" / "in"), "--url", server)
+    assert run.err == f"aegis: cannot make the directory {tmp_path}/file/in: Not a directory\n"
+    assert (run.code, len(Answers.asked)) == (2, 1)
+
+
 @pytest.mark.parametrize("option", ["--model", "--other"])
 def test_a_model_that_is_not_served_is_told_with_its_option(aegis: Any, server: str, option: str) -> None:
     Answers.table["GET /v1/models"] = (200, '{"data": [{"id": "a"}]}')

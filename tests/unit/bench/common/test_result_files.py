@@ -23,3 +23,7 @@ def test_a_directory_is_made_unless_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot make the directory"):
         make_directory(tmp_path / "file")
+    with pytest.raises(UserError, match="cannot make the directory"):
+        make_directory(tmp_path / "no" / "parents")
+    make_directory(tmp_path / "with" / "parents", parents=True)
+    check(tmp_path / "with" / "parents" / "a.json")

@@ -43,6 +43,8 @@ def test_options_are_read() -> None:
     assert read.measures == Measures(Slo(10**9, 5 * 10**8), goodput, ["e2el"], [50, 99.9])
     assert (read.request_rate, read.extra_body) == (3.0, {"temperature": 0})
     assert read.files == [Path("a.json"), Path("results/b.json")]
+    assert read.directory == Path("results")
+    assert settings(result_dir=Path("results")).directory is None
 
 
 def test_a_file_is_named_as_vllm_names_it() -> None:
