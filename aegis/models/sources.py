@@ -187,7 +187,7 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
         raise UserError(f"{_shown(name)}: it is no file, but {other}; expected {_EXPECTED}", param="models")
     if _SCHEME.match(name):
         address_of(name)  # refuses it: those that are known went before
-    if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml"):
+    if _HUB_ID.fullmatch(name) and path.suffix not in (".yaml", ".yml", SUFFIX):
         return [Source(_name(name, name), hub=name, slo=default_slo)]
     raise UserError(f"{_shown(name)}: no such file or directory", param="models")
 

@@ -244,6 +244,9 @@ def test_gguf_files_of_a_directory_are_models_beside_its_checkpoints(tmp_path: P
 def test_a_gguf_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or directory"):
         read_sources([str(tmp_path / "away.gguf")])
+    for name in ("away.gguf", "models/away.gguf"):  # which could be a hub id
+        with pytest.raises(UserError, match=rf"^{name}: no such file or directory$"):
+            read_sources([name])
     with pytest.raises(UserError, match=r"models.a: no such directory or .gguf file: .*away.gguf"):
         read_sources([yaml(tmp_path, "models: {a: {path: away.gguf}}")])
 
