@@ -53,6 +53,12 @@ def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.certificate, files.key or None, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
+        if not files.key and _is_without_key(Path(files.certificate)):
+            raise UserError(
+                f"--ssl-certfile {files.certificate}: it holds no private key; name the file of its key with "
+                "--ssl-keyfile",
+                param="ssl_certfile",
+            ) from None
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
         if isinstance(error, ssl.SSLError) and not error.reason:  # for a file without a certificate or key in it
             reason = "one of them is no PEM"
@@ -63,6 +69,15 @@ def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
             param="ssl_certfile",
         ) from None
     return context
+
+
+def _is_without_key(file: Path) -> bool:
+    """Whether it is PEM, of certificates only."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return False
+    return b"CERTIFICATE-----" in content and b"PRIVATE KEY-----" not in content
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

@@ -97,8 +97,15 @@ def test_what_cannot_be_used_is_a_line(tmp_path: Path, files: TlsFiles) -> None:
         (TlsFiles(files.certificate, "/nowhere"), "--ssl-keyfile: there is no file /nowhere"),
         (TlsFiles(files.certificate, str(other)), "cannot be used with its key: key values mismatch; both have to be"),
         (TlsFiles(str(tmp_path / "locked-certificate.pem"), str(locked)), "the key without a password"),
+        (TlsFiles(files.certificate), f"{files.certificate}: it holds no private key; name the file of its key with"),
         (TlsFiles(str(rubbish)), "cannot be used with its key: one of them is no pem; both have to be"),
     ):
         with pytest.raises(UserError) as raised:
             Certificate(wrong)
         assert line in raised.value.message and "\n" not in raised.value.message
+
+
+def test_the_key_may_be_in_the_file_of_the_certificate(tmp_path: Path, files: TlsFiles) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text("".join(Path(file).read_text() for file in (files.certificate, files.key)))
+    assert shown(Certificate(TlsFiles(str(both))).context) is not None
