@@ -29,9 +29,9 @@ def check(
 ) -> int:
     """List the mistakes of a configuration file, one a line: its line, its key, what was expected.
 
-    It is read as `aegis launch` reads it, but without options and variables; keys and models that it names are looked
-    for, too. Exits with 2 if there is a mistake. A checkpoint that is not there is a warning: the others are served
-    without it.
+    It is read as `aegis launch` reads it, but without options and variables; keys, certificates and models that it
+    names are looked for, too. Exits with 2 if there is a mistake. A checkpoint that is not there is a warning: the
+    others are served without it.
 
     \b
     Example:

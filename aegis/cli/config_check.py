@@ -57,6 +57,7 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
             keys.append(key)
         except UserError as error:
             yield secret.place, error.message
+    yield from _certificate_mistakes(config)
     for name, entry in config.models.items():
         try:
             if entry.url:
@@ -74,6 +75,19 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
             if model in named:
                 yield ("sources", at), f"two models are named '{model}'; rename one"
         named.update(models)
+
+
+def _certificate_mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
+    """In the words of `aegis launch`."""
+    if not (certificate := config.server.ssl_certfile):
+        return
+    from proxy.http.settings import TlsFiles  # a quarter of a second, which files without one need not pay
+    from proxy.live.certificate import Certificate
+
+    try:
+        Certificate(TlsFiles(certificate, config.server.ssl_keyfile or ""))
+    except UserError as error:
+        yield ("server", error.param), error.message
 
 
 def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:

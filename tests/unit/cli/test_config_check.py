@@ -49,6 +49,11 @@ def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tm
         ("models: {a/b: {hub: x/y}}\nsources:\n- a/b", "line 3: two models are named 'a/b'"),
         ("models:\n  a:\n    url: hf://a/b/c", "line 3: models.a.url: hf://a/b/c: expected hf://org/name"),
         ("server:\n  port: 1\n  api_key_file: away", "line 3: api_key: {directory}/away cannot be read"),
+        ("server:\n  port: 1\n  ssl_certfile: away", "line 3: --ssl-certfile: there is no file {directory}/away"),
+        (
+            "server:\n  ssl_certfile: aegis.yaml\n  ssl_keyfile: away",
+            "line 3: --ssl-keyfile: there is no file {directory}/away",
+        ),
     ],
 )
 def test_so_have_those_of_the_files_it_names(tmp_path: Path, text: str, complaint: str) -> None:
