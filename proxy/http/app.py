@@ -28,16 +28,6 @@ from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
 from proxy.http.streaming.keep_alive import KeepAlive
 
-_SENT_HEADERS = (
-    "anthropic-beta",
-    "anthropic-dangerous-direct-browser-access",
-    "anthropic-version",
-    "authorization",
-    "content-type",
-    "x-api-key",
-    "x-request-id",
-)
-
 
 def create_app(
     market: Market,
@@ -92,7 +82,7 @@ def _guarded(app: ASGIApp, market: Market, settings: Settings) -> ASGIApp:
             guarded,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST", "DELETE"],
-            allow_headers=_SENT_HEADERS,
+            allow_headers=["*"],
             expose_headers=["request-id", "retry-after", "x-aegis-ignored", "x-request-id"],
         )
     return guarded

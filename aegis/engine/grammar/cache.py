@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from aegis.engine.grammar.compiler import Compiled, Vocabulary
 
 CACHE_BYTES = 256 << 20
+_MOST = 1024
+"""Grammars that are kept, however small: all are looked through for each new one."""
 
 
 class Grammars:
@@ -71,20 +73,19 @@ class Grammars:
         return compile_grammar(self._vocabularies[spec.model], grammar)
 
     def _trim(self) -> None:
-        """Forgets the least recently used grammars, as long as the others take too much; outputs that hold one keep
-        it."""
-        sizes = {key: _nbytes(future) for key, future in self._compiled.items()}
-        total = sum(sizes.values())
+        """Forgets the least recently used grammars, as long as the others are too many or take too much; outputs that
+        hold one keep it. One that is being compiled stays."""
+        sizes = {key: _nbytes(key[1], future) for key, future in self._compiled.items()}
+        total, count = sum(sizes.values()), len(sizes)
         for key, nbytes in sizes.items():
-            if total <= self._cache_bytes:
+            if total <= self._cache_bytes and count < _MOST:
                 return
-            if nbytes:
-                total -= nbytes
+            if self._compiled[key].done():
+                total, count = total - nbytes, count - 1
                 del self._compiled[key]
 
 
-def _nbytes(future: Future[Compiled]) -> int:
-    """0 while it is being compiled, and where it could not be."""
-    if not future.done() or future.exception():
-        return 0
-    return future.result().nbytes
+def _nbytes(grammar: Grammar, future: Future[Compiled]) -> int:
+    """With its text, which may be far longer than what is made of it."""
+    compiled = future.result().nbytes if future.done() and not future.exception() else 0
+    return len(grammar.text) + compiled

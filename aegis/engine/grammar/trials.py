@@ -192,9 +192,9 @@ class GrammarTrials:
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> Tried | None:
         """None if it does not come in time, or the process has died."""
         assert process.stdout
-        until = monotonic() + timeout_s
-        ready, _, _ = select.select([process.stdout], [], [], max(until - monotonic(), 0))
-        return read(process.stdout, Tried) if ready else None
+        waiting = select.poll()  # `select` itself knows no descriptors beyond 1024
+        waiting.register(process.stdout, select.POLLIN)
+        return read(process.stdout, Tried) if waiting.poll(timeout_s * 1e3) else None
 
 
 def _key(manifest: Manifest, grammar: Grammar) -> bytes:

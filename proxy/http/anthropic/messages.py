@@ -39,6 +39,7 @@ _NAMES = {
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
     "stop": "stop_sequences",
+    "tool_choice.function": "tool_choice",
     ".parameters": ".input_schema",
 }
 """Parameters of chat by their names here."""

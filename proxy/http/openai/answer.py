@@ -123,9 +123,13 @@ def _recorded_call(
 
 async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Response:
     pieces: list[list[Piece]] = [[] for _ in call.choices]
+    least = 0  # bytes of the answer
 
     async def collect(choice: Choice, piece: Piece) -> None:
+        nonlocal least
         pieces[choice.index].append(piece)
+        least += _least_bytes(piece)
+        _check_size(least)
 
     await while_connected(request.receive, _until_stopped(call.run(collect), shape.stop))
     size = sum(len(piece.tokens) for of_choice in pieces for piece in of_choice)
@@ -138,12 +142,23 @@ async def _whole(request: Request, call: GenerationRequest, shape: Shape) -> Res
         for index in range(len(pieces)):
             choices.append(await beside_loop(partial(told, index), size, few=_FEW))
             nbytes += memoryview(choices[-1]).nbytes
-            if nbytes > WHOLE_BYTES_MAX:
-                message = f"the answer has more than {WHOLE_BYTES_MAX >> 20} MiB: send 'stream': true, or ask for less"
-                raise UserError(message, code="answer_too_large")
+            _check_size(nbytes)
         reply = shape.whole(choices, call.usage())
     await shape.kept()
     return json_reply(reply)
+
+
+def _least_bytes(piece: Piece) -> int:
+    """Of JSON that tells it: its text, and of each logprob a token of one character and a number."""
+    told = sum([1 + len(scored.token.top) for scored in piece.tokens if scored.token.logprob is not None])
+    return len(piece.text) + 9 * told
+
+
+def _check_size(nbytes: int) -> None:
+    """Raises UserError where an answer that is no stream has more than may be kept."""
+    if nbytes > WHOLE_BYTES_MAX:
+        message = f"the answer has more than {WHOLE_BYTES_MAX >> 20} MiB: send 'stream': true, or ask for less"
+        raise UserError(message, code="answer_too_large")
 
 
 def _writer(call: GenerationRequest, shape: Shape, pace: Pace) -> Callable[[Emit], Awaitable[None]]:

@@ -176,17 +176,18 @@ async def converse(request: Request, body: ChatBody, worded: Wording, *, cuts: b
     refuse_unsupported(body, ChatBody)
     async with admitted(request, served) as admission:
         asked = await _read(request, body, served, text, parameters, logprobs is not None)
-        most = _most_tokens(asked, cuts=cuts)
+        limit = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
+        most = _most_tokens(asked, limit, cuts=cuts)
         return await answer(
             request, served, [SequenceRequest(asked.prompt, most)], asked.parameters, worded(asked), admission
         )
 
 
-def _most_tokens(asked: Conversation, *, cuts: bool) -> int:
-    """Of the answer. Raises UserError."""
+def _most_tokens(asked: Conversation, limit: str, *, cuts: bool) -> int:
+    """Of the answer; `limit` is the parameter that said it. Raises UserError."""
     wanted = asked.parameters.max_tokens if cuts else None
     parameters = structs.replace(asked.parameters, max_tokens=None) if cuts else asked.parameters
-    return max_tokens_for(asked.served, len(asked.prompt), parameters, default=wanted, param="messages")
+    return max_tokens_for(asked.served, len(asked.prompt), parameters, default=wanted, param="messages", limit=limit)
 
 
 async def _read(
@@ -206,6 +207,7 @@ async def _read(
     if wanted := (tools.held_beside(answer, text) if answer else tools.held_to()) if tools else None:
         parameters = structs.replace(parameters, held_to=wanted, sampling=held_to(body, parameters.sampling, wanted))
         free = free and wanted.grammar.kind == "structural_tag"
+        tools = None if wanted is answer else tools  # no call can be made then
     marks = marks_of(text.chat_template or "") if free else None
     reading = Reading(rendered, marks, tools)
     parameters = structs.replace(parameters, shown=reading.markers)

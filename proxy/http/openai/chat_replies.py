@@ -153,8 +153,7 @@ class ChatShape(ChunkShape, frozen=True):
         parts = reader.feed(piece.text, last=True)
         content, reasoning = text_of(parts, TextPart), text_of(parts, ReasoningPart) or UNSET
         calls = [self._whole_call(index, parts, part) for part in parts if isinstance(part, CallBegun)]
-        called = calls or (self.reading.tools and self.reading.tools.choice != "auto")
-        message = Message("assistant", content or (None if called else ""), reasoning, reasoning, calls or UNSET)
+        message = Message("assistant", content or (None if calls else ""), reasoning, reasoning, calls or UNSET)
         return ChatChoice(index, message, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
 
     def _delta(self, choice: int, parts: Sequence[Part], piece: Piece) -> DeltaMessage:

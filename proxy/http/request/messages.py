@@ -94,6 +94,7 @@ class AnswerMessage(Message):
     reasoning_content = AnyText()
     reasoning = AnyText()
     tool_calls = Items(EarlierCall, most=CALLS_MAX)
+    annotations = Unsupported([])
 
 
 class ToolMessage(PromptMessage):
@@ -151,8 +152,7 @@ def _read_message(fields: Message, inner: InnerJson) -> dict[str, Any]:
     if speaker is not None:
         message["name"] = speaker
     if not fields.names_are_supported():  # which nearly all messages' are
-        if not isinstance(fields, AnswerMessage):
-            refuse_unsupported(fields, PromptMessage)
+        refuse_unsupported(fields, AnswerMessage if isinstance(fields, AnswerMessage) else PromptMessage)
         refuse_unsupported(fields, Message)
         fields.end()
     return message

@@ -148,24 +148,30 @@ def needs_tokenizer(served: Served, param: str) -> TextModel:
 
 
 def max_tokens_for(
-    served: Served, prompt_tokens: int, parameters: GenerationParameters, *, default: int | None, param: str
+    served: Served,
+    prompt_tokens: int,
+    parameters: GenerationParameters,
+    *,
+    default: int | None,
+    param: str,
+    limit: str = "max_tokens",
 ) -> int:
     """The number of tokens that may be generated: as many as the client asked for, else as many as fit, at most
-    `default`.
+    `default`. `param` is where the prompt was, `limit` where the client said how many.
 
     Raises UserError with both lengths if prompt and answer do not fit both the model's context and the KV memory.
     """
     model, context = served.spec.model, served.spec.manifest.context_tokens
-    limit = min(context, served.kv_limit_tokens)
+    most = min(context, served.kv_limit_tokens)
     least = parameters.max_tokens or max(parameters.sampling.min_tokens, 1)
-    if prompt_tokens + least <= limit:
-        return parameters.max_tokens or max(least, min(limit - prompt_tokens, default or limit))
+    if prompt_tokens + least <= most:
+        return parameters.max_tokens or max(least, min(most - prompt_tokens, default or most))
     where = f"{model!r} has a context of {context} tokens"
-    if limit < context:
-        where = f"the KV memory of an instance holds at most {limit} tokens of {model!r}"
+    if most < context:
+        where = f"the KV memory of an instance holds at most {most} tokens of {model!r}"
     lengths = f"the prompt has {prompt_tokens} tokens and {least} are to be generated, {prompt_tokens + least} in all"
     raise UserError(
         f"{lengths}; {where}",
-        param=param if prompt_tokens >= limit else "max_tokens",
+        param=param if prompt_tokens >= most else limit if parameters.max_tokens else "min_tokens",
         code="context_length_exceeded",
     )

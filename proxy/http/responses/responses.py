@@ -40,6 +40,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.function": "tool_choice",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }

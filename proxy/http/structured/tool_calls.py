@@ -8,7 +8,7 @@ then a list of the former or, of late, `name[ARGS]{…}`. What is begun like a c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 from msgspec import Struct
@@ -46,7 +46,10 @@ class Balance:
         return None
 
 
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_SHORT = r'"(?:[^"\\]|\\.){0,256}"'
+_HEAD = re.compile(rf'\{{\s*"name"\s*:\s*({_SHORT})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+_FIRST = re.compile(rf"\{{\s*({_SHORT})\s*:(?:\s*({_SHORT}))?")
+_KEYS = frozenset({"arguments", "id", "name", "parameters", "type"})
 _NAMED = re.compile(r"([\w.-]{1,128})(?:\[CALL_ID\][^\[\s]*)?(?:\[ARGS\])?\s*(?=\{)")
 _NAMED_BEGUN = re.compile(r"[\w.\-\[\]\s]{0,200}")
 _BETWEEN = " \t\r\n,;[]"
@@ -80,15 +83,18 @@ def form_of(chat_template: str) -> ToolForm | None:
 
 
 class CallFinder:
-    """`most` calls are told, further ones dropped."""
+    """`most` calls are told, further ones dropped. Where a `bare` object may be a call or an answer, it is one that has
+    the name of a tool and no other keys than calls have, or arguments; None: any name is that of a tool."""
 
-    def __init__(self, form: ToolForm, most: int | None = None) -> None:
+    def __init__(self, form: ToolForm, most: int | None = None, names: Collection[str] | None = None) -> None:
         self.calls = 0
         self._form = form
         self._most = most
+        self._names = names
         self._waiting = ""
         self._skipped = ""  # is text after all where no call follows
         self._balance = Balance()
+        self._scanned = 0  # of what waits, in the object that has begun
         self._rest_depth = 0
         self._after_calls = False  # blanks there are no text
         self._state: Callable[[list[Part]], bool] = self._at_start if form.bare else self._in_text
@@ -146,7 +152,7 @@ class CallFinder:
             self._waiting, self._state = self._waiting[len(end) :], self._in_text
             self._skipped, self._after_calls = "", True
         elif self._waiting.startswith("{"):
-            self._balance, self._state = Balance(), self._in_object
+            self._balance, self._scanned, self._state = Balance(), 0, self._in_object
         elif named := _NAMED.match(self._waiting):
             self._begin(parts, named.group(1), named.end(), rest_depth=0)
         elif not self._waiting or (end and end.startswith(self._waiting)) or _NAMED_BEGUN.fullmatch(self._waiting):
@@ -162,15 +168,20 @@ class CallFinder:
     def _in_object(self, parts: list[Part]) -> bool:
         head = _HEAD.match(self._waiting)
         name = _string(head.group(1)) if head else None
-        if head and name is not None:
+        if head and name is not None and self._may_call(name):
             self._begin(parts, name, head.end(), rest_depth=1)
             return True
-        length = Balance().feed(self._waiting)
+        if self._is_no_call():
+            self._become_text(parts)
+            return True
+        length = self._balance.feed(self._waiting[self._scanned :])
         if length is None:
+            self._scanned = len(self._waiting)
             return False
+        length += self._scanned
         whole, self._waiting = self._waiting[:length], self._waiting[length:]
-        call = _call(whole)
-        if call is None:
+        call = _call(whole, bare=self._form.bare)
+        if call is None or not self._may_call(call[0]):
             self._skipped += whole
             self._become_text(parts)
         else:
@@ -178,6 +189,17 @@ class CallFinder:
             self.calls += 1
             self._skipped, self._state = "", self._between
         return True
+
+    def _may_call(self, name: str) -> bool:
+        return not self._form.bare or self._names is None or name in self._names
+
+    def _is_no_call(self) -> bool:
+        """Whether that is sure from how the object begins, in a form in which an answer may begin so too."""
+        first = _FIRST.match(self._waiting) if self._form.bare else None
+        if first is None:
+            return False
+        key, value = _string(first.group(1)), _string(first.group(2) or "")
+        return key not in _KEYS or (key == "name" and value is not None and not self._may_call(value))
 
     def _begin(self, parts: list[Part], name: str, length: int, *, rest_depth: int) -> None:
         self._append(parts, CallBegun(self.calls, name))
@@ -221,11 +243,14 @@ class _Call(Struct):
     parameters: dict[str, object] | None = None
 
 
-def _call(whole: str) -> tuple[str, str] | None:
+def _call(whole: str, *, bare: bool) -> tuple[str, str] | None:
     """Name and arguments, wherever in the object they are."""
     try:
         call = msgspec.json.decode(whole, type=_Call)
+        keys = msgspec.json.decode(whole, type=dict[str, msgspec.Raw]).keys()
     except (ValueError, RecursionError):
         return None
     arguments = call.arguments if call.arguments is not None else call.parameters
+    if bare and arguments is None and keys - _KEYS:
+        return None
     return call.name, msgspec.json.encode(arguments or {}).decode()

@@ -89,10 +89,10 @@ class Tools(Struct, frozen=True):
 
     def finder(self) -> CallFinder | None:
         """None if the whole reply is one call's arguments."""
-        most = None if self.parallel else 1
+        most, names = None if self.parallel else 1, [tool["function"]["name"] for tool in self.definitions]
         if self.choice == "required":
-            return CallFinder(LISTED, most)
-        return CallFinder(self.form, most) if self.form and self.choice == "auto" else None
+            return CallFinder(LISTED, most, names)
+        return CallFinder(self.form, most, names) if self.form and self.choice == "auto" else None
 
     def held_to(self) -> OutputFormat | None:
         """None if the reply is free."""

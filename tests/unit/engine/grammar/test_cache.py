@@ -253,6 +253,16 @@ def test_a_grammar_is_compiled_once_and_the_least_used_is_forgotten(directory: P
     assert not small._compiled
 
 
+def test_a_long_text_counts_that_little_is_made_of(grammars: Grammars) -> None:
+    small = Grammars(cache_bytes=1 << 20)
+    small.add(grammars._specs[MODEL])
+    for number in range(40):
+        schema = {"type": "boolean", "description": f"{number} {'x' * (1 << 16)}"}
+        compiled = small._future(MODEL, Grammar("json_schema", json.dumps(schema)))
+        assert compiled.result().nbytes < 1 << 14
+    assert len(small._compiled) <= 17
+
+
 def test_masks_are_unpacked_alike_here_and_on_a_device() -> None:
     words = torch.randint(-(1 << 31), 1 << 31, (3, 5), generator=torch.Generator().manual_seed(0)).int()
     expected = [[word >> bit & 1 == 0 for word in row for bit in range(32)] for row in words.tolist()]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +39,15 @@ async def problem(trials: GrammarTrials, grammar: Grammar, caller: str = "") -> 
 
 def regex(text: str) -> Grammar:
     return Grammar("regex", text)
+
+
+def test_a_process_with_thousands_of_files_open_is_answered() -> None:
+    with ExitStack() as opened:
+        for _ in range(1100):
+            opened.enter_context(Path(os.devnull).open())
+        trials = GrammarTrials(compile_s=2)
+        opened.callback(trials.close)
+        assert asyncio.run(problem(trials, regex("a+"))) is None
 
 
 IGNORED = ["a$b", "a^b", "(^a)|(b$)", "^^a$$", r"\A a\Z", "a" + "$b" * 2000]

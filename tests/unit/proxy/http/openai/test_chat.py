@@ -100,6 +100,18 @@ def test_the_template_gets_its_variables() -> None:
     assert [bytes(prompt) for _, prompt, _ in behind.submitted] == [b"[user]hi[assistant]gay", b"[user]hi"]
 
 
+def test_a_reply_can_be_sent_back_as_clients_hold_it() -> None:
+    earlier = {"role": "assistant", "content": "hello", "refusal": None, "annotations": [], "audio": None}
+    asked = ask() | {"messages": [earlier | {"annotations": None}, earlier, {"role": "user", "content": "hi"}]}
+    assert post(market(), PATH, asked).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens", "min_tokens"])
+def test_a_limit_beyond_the_context_is_called_as_it_was_given(limit: str) -> None:
+    error = post(market(), PATH, ask(**{limit: 5000})).json()["error"]
+    assert (error["param"], error["code"]) == (limit, "context_length_exceeded")
+
+
 @pytest.mark.parametrize(
     ("template", "effort", "prompt"),
     [

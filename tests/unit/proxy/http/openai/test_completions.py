@@ -236,6 +236,7 @@ def test_an_answer_that_became_too_large_is_not_sent(monkeypatch: pytest.MonkeyP
     behind = market(says("a" * 40_000))
     behind.served["m"].spec = spec("m", vocab_size=300, context_tokens=1 << 16)
     assert refused(post(behind, PATH, ask(max_tokens=50_000, logprobs=1)), "answer_too_large") is None
+    assert refused(post(behind, PATH, ask(max_tokens=50_000, logprobs=20)), "answer_too_large") is None
     assert post(behind, PATH, ask(max_tokens=50_000, logprobs=1, stream=True)).status_code == 200
 
 

@@ -460,6 +460,7 @@ def test_nothing_is_left_out_of_a_stream_that_is_cancelled_while_its_client_read
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"background": True, "stream": True}, "background"),

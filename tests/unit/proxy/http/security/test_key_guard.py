@@ -249,7 +249,9 @@ def test_a_large_body_that_its_model_has_no_room_for_gives_its_caller_s_permit_b
 
 
 def test_web_pages_of_elsewhere_may_ask_where_the_server_is_told_so() -> None:
+    asks = "authorization, content-type, x-stainless-lang, x-stainless-retry-count"  # as OpenAI's client in a browser
     page = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    page["access-control-request-headers"] = asks
 
     def preflight(**settings: Any) -> httpx.Response:
         reply: httpx.Response = calling(

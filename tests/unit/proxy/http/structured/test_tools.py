@@ -16,7 +16,7 @@ from aegis.engine.grammar.compiler import compile_grammar, read_vocabulary
 from aegis.engine.grammar.trials import GrammarTrials
 from proxy.http.openai.chat_reader import ChatReader, Reading
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, TextPart
-from proxy.http.structured.tool_calls import HERMES, LISTED, LLAMA, MISTRAL, CallFinder, ToolForm
+from proxy.http.structured.tool_calls import HERMES, LISTED, LLAMA, MISTRAL, Balance, CallFinder, ToolForm
 from tests.unit.proxy.http.scripted import byte_text, market, post, says
 
 WEATHER: dict[str, Any] = {
@@ -126,6 +126,41 @@ def test_whatever_is_said_the_cuts_change_nothing(form: ToolForm, reply: str, cu
     assert found(CallFinder(form), [reply[:cut], reply[cut:]]) == found(CallFinder(form), [reply])
 
 
+BARE: list[tuple[str, str, Calls]] = [
+    ('{"name": "Alice", "age": 30}', '{"name": "Alice", "age": 30}', []),
+    ('{"name": "weather", "age": 30}', '{"name": "weather", "age": 30}', []),
+    ('{"age": 30, "name": "weather"}', '{"age": 30, "name": "weather"}', []),
+    ('{"name": "Alice", "arguments": {}}', '{"name": "Alice", "arguments": {}}', []),
+    ('{"name": "weather"}', "", [("weather", "{}")]),
+    ('{"type": "function", "name": "weather", "parameters": ' + PARIS + "}", "", [("weather", '{"city":"Paris"}')]),
+]
+
+
+@pytest.mark.parametrize(("reply", "text", "calls"), BARE)
+def test_an_answer_in_json_is_no_call_of_a_tool_that_there_is_not(reply: str, text: str, calls: Calls) -> None:
+    for cut in range(len(reply)):
+        assert found(CallFinder(LLAMA, names=["weather"]), [reply[:cut], reply[cut:]]) == (text, calls)
+
+
+def test_an_answer_in_json_is_told_as_soon_as_it_can_be_no_call() -> None:
+    finder = CallFinder(LLAMA, names=["weather"])
+    assert finder.feed('{"city":') == [TextPart('{"city":')]
+    assert finder.feed('"Paris"') == [TextPart('"Paris"')]
+
+
+def test_an_object_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, feed = [0], Balance.feed
+
+    def counted(balance: Balance, text: str) -> int | None:
+        looked[0] += len(text)
+        return feed(balance, text)
+
+    monkeypatch.setattr(Balance, "feed", counted)
+    reply = '{"type": "function", "parameters": {"text": "' + "x" * 2000 + '"}, "name": "weather"}'
+    assert found(CallFinder(LLAMA, names=["weather"]), list(reply))[1][0][0] == "weather"
+    assert looked[0] == len(reply)
+
+
 def test_text_without_a_call_is_told_before_the_reply_ends() -> None:
     assert CallFinder(HERMES).feed("hello") == [TextPart("hello")]
     assert CallFinder(LLAMA).feed("hello") == [TextPart("hello")]
@@ -174,6 +209,15 @@ def test_a_call_is_told_whole() -> None:
     assert json.dumps(WEATHER["function"]["description"]) in bytes(behind.submitted[0][1]).decode()
 
 
+def test_an_answer_that_has_a_format_of_its_own_is_no_call(trials: GrammarTrials) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}}
+    llama = TEMPLATE + '{# "parameters" #}'
+    _, reply = ask('{"name": "weather"}', asked, llama, trials=trials)
+    choice = reply.json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"name": "weather"}', "stop")
+
+
 def test_a_call_is_streamed_by_its_arguments() -> None:
     _, reply = ask('<tool_call>{"name": "weather", "arguments": ' + PARIS + "}</tool_call>", {"stream": True})
     chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
@@ -215,7 +259,8 @@ def test_a_required_call_that_is_cut_off_is_no_content(trials: GrammarTrials, sa
     asked = ASKED | {"tool_choice": "required"}
     (choice,) = post(behind, "/v1/chat/completions", asked, trials).json()["choices"]
     assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"] is None and len(choice["message"].get("tool_calls", [])) == calls
+    message = choice["message"]
+    assert (message["content"], len(message.get("tool_calls", []))) == (None if calls else "", calls)
     streamed = post(behind, "/v1/chat/completions", asked | {"stream": True}, trials).text
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks)
