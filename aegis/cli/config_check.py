@@ -10,6 +10,7 @@ from typing import Any
 from aegis.config import sources
 from aegis.config.config import Config
 from aegis.config.keyring import read_key, refuse_duplicates, secrets_of
+from aegis.config.paths import refusing
 from aegis.config.yaml_file import lines_of
 from aegis.core.api_keys import Key
 from aegis.core.errors import UserError
@@ -64,6 +65,11 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
                 parse(entry.url)
         except UserError as error:
             yield ("models", name, "url"), f"models.{name}.url: {error.message}"
+        try:
+            if entry.path:
+                _is_checkpoint(name, entry.path)
+        except UserError as error:
+            yield ("models", name, "path"), error.message
     named = set[str](config.models)
     for at, source in enumerate(config.sources):
         try:
@@ -90,10 +96,20 @@ def _certificate_mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
         yield ("server", error.param), error.message
 
 
+def _is_checkpoint(name: str, path: str) -> bool:
+    """Raises UserError where `aegis launch` does."""
+    with refusing(f"models.{name}.path", path):
+        return is_checkpoint(Path(path).resolve())
+
+
 def _warnings(config: Config) -> Iterator[tuple[_Place, str]]:
     """Models that would be refused now, while the others are served."""
     for name, entry in config.models.items():
-        if entry.path and not is_checkpoint(Path(entry.path)):
+        try:
+            known = not entry.path or _is_checkpoint(name, entry.path)
+        except UserError:  # which is a mistake
+            continue
+        if not known:
             located = (
                 f"models.{name}.path: {entry.path} is no checkpoint: a directory with a config.json, or a .gguf file"
             )

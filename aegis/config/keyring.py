@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from aegis.config.config import Config, RateLimits
+from aegis.config.paths import refusing
 from aegis.core.api_keys import Caller, Key, Keyring, digest_of
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
@@ -53,10 +54,8 @@ def read_keyring(config: Config) -> Keyring:
 
 
 def key_files_of(config: Config) -> list[Path]:
-    """The files that `read_keyring` reads."""
-    server = config.server
-    named = [server.api_key_file, server.admin_key_file, *(entry.file for entry in config.api_keys.values())]
-    return [Path(file).expanduser() for file in named if file is not None]
+    """The files that `read_keyring` reads. Raises UserError."""
+    return [_path(secret.name, secret.file) for secret in secrets_of(config) if secret.file is not None]
 
 
 def limits_of(limits: RateLimits) -> Limits:
@@ -69,10 +68,15 @@ def read_key(secret: Secret) -> Key:
         where, key = secret.name, secret.key.get_secret_value()
     else:
         assert secret.file is not None
-        where, key = f"{secret.name} in {secret.file}", _read(secret.name, Path(secret.file).expanduser())
+        where, key = f"{secret.name} in {secret.file}", _read(secret.name, _path(secret.name, secret.file))
     if not (0 < len(key) <= _KEY_CHARACTERS_MAX and key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{where}: a key is one word of printable ASCII characters")
     return Key(digest_of(key), secret.caller)
+
+
+def _path(where: str, file: str) -> Path:
+    with refusing(where, file):
+        return Path(file).expanduser()
 
 
 def _read(where: str, file: Path) -> str:
@@ -82,6 +86,8 @@ def _read(where: str, file: Path) -> str:
         raise UserError(f"{where}: {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{where}: {file} is no text") from None
+    except ValueError as error:  # no file can have such a name
+        raise UserError(f"{where}: {str(file)!r} cannot be read: {error}") from None
 
 
 def refuse_duplicates(keys: Sequence[Key]) -> None:

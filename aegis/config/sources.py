@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from aegis.config.config import LISTS, OPTIONS, Config, Key, leaves, variable
+from aegis.config.paths import refusing
 from aegis.config.slo import limits_ns
 from aegis.config.yaml_file import lines_of, read_mapping
 from aegis.core.clock import NS_PER_MS
@@ -73,7 +74,7 @@ class _Tree:
         self._values = read_mapping(file)
         self._lines = lines_of(file)
         self._origins[()] = file
-        _place(self._values, file.parent)
+        _place(self._values, file.parent, self._where)
 
     def put_all(self, path: Key, value: Any, origin: str) -> None:
         """Deadlines are told in one text, and what it does not name stays as it is. Raises UserError."""
@@ -185,23 +186,26 @@ def _keys_around(loc: tuple[Any, ...]) -> list[str]:
     return list(kind.model_fields)
 
 
-def _place(content: dict[str, Any], directory: Path) -> None:
-    """Paths in a file start where the file is."""
-    models, sources = content.get("models"), content.get("sources")
-    for entry in models.values() if isinstance(models, dict) else ():
-        _place_one(entry, "path", directory)
-    keys, server = content.get("api_keys"), content.get("server")
-    for entry in keys.values() if isinstance(keys, dict) else ():
-        _place_one(entry, "file", directory)
+def _place(content: dict[str, Any], directory: Path, where: Callable[[Key], str]) -> None:
+    """Paths in a file start where the file is. Raises UserError, which says `where` one is that leads nowhere."""
+
+    def place(entry: object, *loc: str) -> None:
+        if isinstance(entry, dict) and isinstance(path := entry.get(loc[-1]), str):
+            entry[loc[-1]] = _placed(path, directory, where(loc))
+
+    for section, name in (("models", "path"), ("api_keys", "file")):
+        entries = content.get(section)
+        for key, entry in entries.items() if isinstance(entries, dict) else ():
+            place(entry, section, key, name)
     for name in ("api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile"):
-        _place_one(server, name, directory)
-    if isinstance(sources, list):
+        place(content.get("server"), "server", name)
+    if isinstance(sources := content.get("sources"), list):
         content["sources"] = [
-            str(directory / Path(x).expanduser()) if isinstance(x, str) and x.startswith(("./", "../", "~")) else x
+            _placed(x, directory, where(("sources",))) if isinstance(x, str) and x.startswith(("./", "../", "~")) else x
             for x in sources
         ]
 
 
-def _place_one(entry: object, name: str, directory: Path) -> None:
-    if isinstance(entry, dict) and isinstance(path := entry.get(name), str):
-        entry[name] = str(directory / Path(path).expanduser())
+def _placed(path: str, directory: Path, where: str) -> str:
+    with refusing(where, path):
+        return str(directory / Path(path).expanduser())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from aegis.core.errors import UserError
 
 BYTES_MAX = 4 << 20
 _NODES_MAX = 100_000
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
@@ -45,14 +47,14 @@ def _content(text: bytes) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_bounded(node)
+        _check(node)
         return loader.construct_document(node)
     finally:
         loader.dispose()
 
 
-def _check_bounded(whole: yaml.Node) -> None:
-    """Raises YAMLError if aliases lead into themselves, or multiply."""
+def _check(whole: yaml.Node) -> None:
+    """Raises YAMLError if aliases lead into themselves, or multiply, or a text is none that can be sent on."""
     left, seen = [whole], 0
     while left:
         node, seen = left.pop(), seen + 1
@@ -60,6 +62,9 @@ def _check_bounded(whole: yaml.Node) -> None:
             raise yaml.MarkedYAMLError(problem="aliases make more of it than can be read", problem_mark=node.start_mark)
         if isinstance(node, yaml.MappingNode):
             left += [value for _, value in node.value]
+        elif isinstance(node, yaml.ScalarNode) and _HALF.search(node.value):
+            problem = "half of a surrogate pair is no character"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         elif isinstance(node, yaml.SequenceNode):
             left += node.value
 

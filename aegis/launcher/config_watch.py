@@ -159,7 +159,7 @@ def _stamp(file: Path) -> _Stamp:
     """Another one where the file was written or replaced; None while it is away, or empty: about to be written."""
     try:
         stat = file.stat()
-    except OSError:
+    except (OSError, ValueError):  # of a name that no file can have
         return None
     return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat.st_size else None
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from aegis.config.config import Config, ModelEntry, ModelSlo
 from aegis.config.keyring import limits_of
+from aegis.config.paths import refusing
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
@@ -46,12 +47,13 @@ def _source(model: ModelId, entry: ModelEntry, config: Config) -> Source:
     tbt_ms = entry.slo.tbt_ms or config.slo.tbt_ms
     gap_ms = entry.slo.gap_ms or config.slo.gap_ms
     slo = Slo(round(ttft_ms * NS_PER_MS), round(tbt_ms * NS_PER_MS), round(gap_ms * NS_PER_MS))
-    path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
     limits = limits_of(entry.limits)
     if entry.url:
         _refuse_bad(entry.url, f"models.{model}.url")
     terms = (entry.dtype, entry.pin, entry.engine, entry.priority, limits)
     pace = entry.pace or config.server.pace  # so that one that is taken away changes the model, too
     more = (entry.url, entry.lazy, entry.weights)
-    source = replace(Source(model, path, entry.hub, slo, *terms, *more), pace=pace, base=entry.base)
-    return adapter_terms(f"models.{model}", source, own_slo=entry.slo != ModelSlo())
+    source = replace(Source(model, None, entry.hub, slo, *terms, *more), pace=pace, base=entry.base)
+    with refusing(f"models.{model}.path", entry.path or ""):
+        path = str(Path(entry.path).expanduser().resolve()) if entry.path else None
+        return adapter_terms(f"models.{model}", replace(source, path=path), own_slo=entry.slo != ModelSlo())

@@ -26,6 +26,8 @@ async def find_base(source: Source, models: Mapping[ModelId, CatalogueModel]) ->
         return base_of(source.base or None, said, specs)
     except ModelRefused as refusal:
         return refused(source.root, refusal.message)
+    except OSError as error:  # a directory that may not be read
+        return refused(source.root, error.strerror or str(error))
 
 
 def _said(directory: Path) -> str:

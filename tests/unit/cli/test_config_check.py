@@ -48,6 +48,9 @@ def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tm
         ("sources:\n- org/name\n- ./away.yaml", "line 3: {directory}/away.yaml: no such file"),
         ("models: {a/b: {hub: x/y}}\nsources:\n- a/b", "line 3: two models are named 'a/b'"),
         ("models:\n  a:\n    url: hf://a/b/c", "line 3: models.a.url: hf://a/b/c: expected hf://org/name"),
+        ('models:\n  a:\n    path: "a\\0b"', "line 3: models.a.path: '{directory}/a\\x00b': "),
+        (f"models: {{a: {{path: {'a' * 300}}}}}", "line 1: models.a.path: {directory}/aaa"),
+        ("models: {a: {path: ~nobody.at.all/x}}", "line 1: models.a.path: ~nobody.at.all/x: "),
         ("server:\n  port: 1\n  api_key_file: away", "line 3: api_key: {directory}/away cannot be read"),
         ("server:\n  port: 1\n  ssl_certfile: away", "line 3: --ssl-certfile: there is no file {directory}/away"),
         (

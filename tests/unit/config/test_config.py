@@ -1,5 +1,6 @@
 """The configuration: what wins, what is refused and in which words."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -202,6 +203,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         == f"{tmp_path}/none.yaml: cannot be read: No such file or directory"
     )
     assert refusal({"config": tmp_path}) == f"{tmp_path}: cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("models:\n  a: {path: ~nobody.at.all/x}\n", "models.a.path"),
+        ("server:\n  admin_key_file: ~nobody.at.all/x\n", "server.admin_key_file"),
+        ("sources:\n- ~nobody.at.all/x\n", "sources"),
+    ],
+)
+def test_a_path_of_no_user_is_told_with_its_key(tmp_path: Path, text: str, key: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=rf"c\.yaml: line \d: {re.escape(key)}: ~nobody\.at\.all/x: [^\n]+$"):
+        load({"config": file}, {})
 
 
 def test_the_first_of_several_mistakes_is_told_and_the_others_counted(tmp_path: Path) -> None:

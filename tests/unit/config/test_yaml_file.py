@@ -33,6 +33,7 @@ def written(directory: Path, text: str) -> Path:
         ("- a", "should hold keys and values"),
         ("a: [", "not readable as YAML"),
         ("[" * 100_000, "nested too deeply"),
+        ('a: 1\nb: ["\\ud800"]', "line 2: not readable as YAML: half of a surrogate pair is no character"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, told: str) -> None:

@@ -93,6 +93,8 @@ def test_nobody_is_told_where_nothing_is_new(edited: Edited) -> None:
         ({"alice": ALICE, "bob": {"key": "sk-alice"}}, "'alice' and 'bob' have the same key"),
         ({"alice": ALICE, "carol": {"file": "carol"}}, "carol cannot be read"),
         ({"alice": ALICE | {"limit": 3}}, "api_keys.alice.limit: "),
+        ({"alice": ALICE, "carol": {"file": "~nobody.at.all/x"}}, "api_keys.carol.file: ~nobody.at.all/x: "),
+        ({"alice": ALICE, "carol": {"file": "a\0b"}}, r"a\x00b' cannot be read: "),
         (
             {"alice": ALICE, "server": {"admin_key": None}},
             "without an admin key any user of this machine could command",

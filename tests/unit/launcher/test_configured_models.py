@@ -53,6 +53,22 @@ def test_a_model_may_be_at_an_address_and_lazy(tmp_path: Path) -> None:
         sources_of(load({"config": file}, {}), demo=False)
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("circle", "Symlink loop"),
+        ("a" * 300, "File name too long"),
+        ("a\\0b", "embedded null byte"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_with_its_key(tmp_path: Path, path: str, reason: str) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    file = tmp_path / "aegis.yaml"
+    file.write_text(f'models: {{a: {{path: "{path}"}}}}\n')
+    with pytest.raises(UserError, match=rf"^models\.a\.path: [^\n]*{reason}[^\n]*$"):
+        sources_of(load({"config": file}, {}), demo=False)
+
+
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "config.json").write_text("{}")

@@ -20,6 +20,7 @@ from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
+from aegis.node.catalogue.adapters import find_base
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue
 from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
@@ -537,6 +538,12 @@ def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_
         await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
 
     _while_adding(tmp_path, work)
+
+
+def test_an_adapter_whose_directory_cannot_be_looked_at_is_refused() -> None:
+    adapter = Source(ModelId("a"), path=f"/{'a' * 300}", base="b", adapter=True)
+    refusal = asyncio.run(find_base(adapter, {}))
+    assert isinstance(refusal, ModelRefused) and refusal.message.endswith(": File name too long")
 
 
 def test_an_image_that_left_before_its_model_was_served_refuses_it(
