@@ -16,7 +16,7 @@ import msgspec
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import EngineName, ModelSpec, WeightsName
-from aegis.models.failures import refused
+from aegis.models.failures import one_line, refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered, Waits
 from aegis.models.sources import Source
 from aegis.process.forked_processes import ForkedProcess, ForkServer
@@ -94,6 +94,13 @@ class RegistrationTurns:
             coming.cancel()
 
 
+class RegistrarNotStarted(ModelRefused):
+    """This machine lacked what a registrar takes: the checkpoint may be well, and asking again may do."""
+
+    def __init__(self, source: Source, reason: str) -> None:
+        super().__init__(refused(source.root, f"its registrar cannot be started: {reason}").message, status=503)
+
+
 def was_unloaded(model: ModelId) -> ModelRefused:
     return ModelRefused(f"'{model}' was unloaded while it was registered", status=409)
 
@@ -139,11 +146,11 @@ async def register(
     start_s: float = START_S,
     module: str = _MODULE,
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
-    """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, or does
-    not get further in the time it said, refuses the source it was at. With `renew` images that are there already are
-    made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None becomes of a lazy
-    source that has no image yet. The cache on disk is kept within `disk_bytes`. With a `base`, the sources
-    are adapters of it. Registrars are forked by `fork_server`."""
+    """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, does not
+    get further in the time it said, or cannot be started, refuses the source it was at. With `renew` images that are
+    there already are made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None
+    becomes of a lazy source that has no image yet. The cache on disk is kept within `disk_bytes`. With a `base`, the
+    sources are adapters of it. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
@@ -174,6 +181,10 @@ async def register(
             source = waiting.pop(0)
             yield source, refused(source.root, f"{doing} took more than {stalled.within_s:.0f} s; it was given up")
             continue
+        except _NotStarted as failed:
+            source = waiting.pop(0)
+            yield source, RegistrarNotStarted(source, failed.reason)
+            continue
         if waiting and unwanted.count == known:
             source = waiting.pop(0)
             why = f"the process that read it ended abruptly while {doing} (out of memory?)"
@@ -184,6 +195,12 @@ class _Stalled(Exception):
     def __init__(self, within_s: float) -> None:
         super().__init__()
         self.within_s = within_s
+
+
+class _NotStarted(Exception):
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.reason = error.strerror or one_line(error)
 
 
 async def _line(answers: asyncio.StreamReader, within_s: float) -> bytes:
@@ -198,16 +215,22 @@ async def _line(answers: asyncio.StreamReader, within_s: float) -> bytes:
 async def _run(
     jobs: Sequence[Job], unwanted: RegistrationCancelled, start_s: float, fork_server: ForkServer, module: str
 ) -> AsyncIterator[Answer]:
+    """Raises _Stalled, and _NotStarted."""
     if not jobs:
         return
-    async with _pipe() as (answers, stdout), _pipe() as (errors, stderr):
-        process = await fork_server.start(
-            module,
-            environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
-            stdin=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
-            stdout=stdout.fileno(),
-            stderr=stderr.fileno(),
-        )
+    async with contextlib.AsyncExitStack() as pipes:
+        try:
+            answers, stdout = await pipes.enter_async_context(_pipe())
+            errors, stderr = await pipes.enter_async_context(_pipe())
+            process = await fork_server.start(
+                module,
+                environment={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
+                stdin=b"".join(msgspec.json.encode(job) + b"\n" for job in jobs),
+                stdout=stdout.fileno(),
+                stderr=stderr.fileno(),
+            )
+        except OSError as error:
+            raise _NotStarted(error) from None
         stdout.close()
         stderr.close()
         relaying = asyncio.create_task(_relay(errors))

@@ -13,7 +13,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.sources import Source
 from aegis.node.catalogue.model import CatalogueModel
-from aegis.node.registration import Report
+from aegis.node.registration import RegistrarNotStarted, Report
 from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 
@@ -21,6 +21,9 @@ _logger = logging.getLogger(__name__)
 
 _RENEWALS_MAX = 10
 """An image that is damaged more often is not trusted any more."""
+
+AGAIN_S = 5.0
+"""Until an image is made again for which no process could be started."""
 
 
 class Served(Protocol):
@@ -83,11 +86,23 @@ class ImageRenewals:
         """In one process for all that are damaged by then: a disk that loses one image may lose them all."""
         while self._damaged:
             models, self._damaged = list(self._damaged.values()), {}
+            postponed: list[CatalogueModel] = []
             outcomes = self._served.make_again([model.source for model in models], self._report)
             async for source, outcome in outcomes:
                 assert outcome is not None, "all were wanted"
-                await self._renewed(next(model for model in models if model.source is source), outcome)
+                model = next(model for model in models if model.source is source)
+                if isinstance(outcome, RegistrarNotStarted) and not model.source.lazy:
+                    log(_logger, logging.WARNING, "weight image is made again later", {"reason": outcome.message})
+                    postponed.append(model)
+                else:
+                    await self._renewed(model, outcome)
+            if postponed:
+                await asyncio.sleep(AGAIN_S)
+                self._damaged |= {model.spec.model: model for model in postponed if self._is_served(model)}
         self._renewer = None
+
+    def _is_served(self, model: CatalogueModel) -> bool:
+        return self._served.models().get(model.spec.model) is model
 
     def _report(self, model: ModelId, text: str) -> None:
         found = self._served.models().get(model)
@@ -102,7 +117,7 @@ class ImageRenewals:
             except ModelRefused as refused:
                 outcome = refused
         model.renewing = False
-        if self._served.models().get(name) is not model:
+        if not self._is_served(model):
             return
         if isinstance(outcome, ModelRefused) and model.source.lazy:
             self._served.waits_again(model, outcome.message)

@@ -20,10 +20,11 @@ from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
+from aegis.node.catalogue import image_renewals
 from aegis.node.catalogue.adapters import find_base
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue
-from aegis.node.registration import RegistrationCancelled, Report, register, was_unloaded
+from aegis.node.registration import RegistrarNotStarted, RegistrationCancelled, Report, register, was_unloaded
 from aegis.sim.faults.fake_models import make_adapter, make_spec
 from aegis.telemetry.registration import Waiting
 from aegis.transport.node_messages import Registering
@@ -102,6 +103,9 @@ class _Registrar:
     running: int = 0
     refusal: str = ""
     calls: int = 0
+    not_started: int = 0
+    """So many of those that come next."""
+
     of: dict[str, ModelSpec] = field(default_factory=dict)
     """Others, by the names of their sources."""
 
@@ -121,6 +125,10 @@ class _Registrar:
         self.calls += 1
         if source.lazy and not wanted:
             yield source, None
+            return
+        if self.not_started:
+            self.not_started -= 1
+            yield source, RegistrarNotStarted(source, "Cannot allocate memory")
             return
         if self.refusal:
             yield source, ModelRefused(self.refusal)
@@ -442,6 +450,22 @@ def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp
         assert ModelRemoved(adding.model, "cannot be served now: the hub is away", returns=True) in adding.node.told
         card = catalogue.coming()[adding.model]
         assert (card.lazy, card.refusal) == (True, "the hub is away")
+
+    _while_adding(tmp_path, work)
+
+
+def test_an_image_is_made_again_later_where_no_process_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_renewals, "AGAIN_S", 0.001)
+
+    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        adding.registrar.go_on.set()
+        model = await asked
+        adding.registrar.not_started = 3
+        adding.catalogue.damaged(adding.model, "it is damaged", wanted=True)
+        await adding.until(lambda: not model.away)
+        assert (model.state, model.detail, adding.registrar.not_started) == ("ready", "", 0)
 
     _while_adding(tmp_path, work)
 

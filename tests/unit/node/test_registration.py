@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.sources import Source
 from aegis.node.registration import RegistrationCancelled, register
-from aegis.process.forked_processes import ForkServer
+from aegis.process.forked_processes import ForkedProcess, ForkServer
 
 REGISTRAR = """
 import json, os, sys, time
@@ -112,6 +114,47 @@ def test_a_registrar_that_never_begins_is_given_up_for_each_source(fork_server: 
         ("a", f"/a: {said}", 400),
         ("b", f"/b: {said}", 400),
     ]
+
+
+class _Lacking(ForkServer):
+    """The first of its starts fail, each with one of `errors`."""
+
+    def __init__(self, server: ForkServer, *errors: OSError) -> None:
+        self._server = server
+        self._errors = [*errors]
+
+    async def start(self, module: str, *arguments: str, **options: Any) -> ForkedProcess:
+        if self._errors:
+            raise self._errors.pop(0)
+        return await self._server.start(module, *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+        (ConnectionResetError("the process that starts others ended"), "the process that starts others ended"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_registrar_that_cannot_be_started_costs_one_source(
+    fork_server: ForkServer, error: OSError, reason: str
+) -> None:
+    refusal = f"/a: its registrar cannot be started: {reason}"
+    assert registered(_Lacking(fork_server, error), "a", "b") == [("a", refusal, 503), ("b", *READ)]
+
+
+def test_so_does_one_for_which_there_are_no_pipes(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, left = os.pipe, [OSError(errno.EMFILE, "Too many open files")]
+
+    def lacking() -> tuple[int, int]:
+        if left:
+            raise left.pop()
+        return pipe()
+
+    monkeypatch.setattr(os, "pipe", lacking)
+    refusal = "/a: its registrar cannot be started: Too many open files"
+    assert registered(fork_server, "a", "b") == [("a", refusal, 503), ("b", *READ)]
 
 
 def test_what_is_not_wanted_any_more_is_ended_and_the_others_are_registered(fork_server: ForkServer) -> None:
