@@ -1,16 +1,17 @@
 """The configuration file, watched: what is changed in it of models and keys is done while the server runs.
 
 Models that are new in it are registered, those that are gone from it removed, those whose checkpoint, type, weights or
-engine is another replaced; of others deadlines, priority, limits, pace and pin are changed where they are. A model that
-the file says nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where
-only a file that holds one has changed. A file that cannot be read changes nothing.
+engine is another replaced; of others deadlines, priority, limits, pace and pin are changed where they are. A base is
+replaced together with its adapters that the file names; where there are others it stays as it was. A model that the
+file says nothing new of is not touched, whatever was done to it meanwhile. Keys are replaced together, also where only
+a file that holds one has changed. A file that cannot be read changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -78,7 +79,7 @@ class ConfigWatch:
             log(_logger, logging.INFO, "keys changed", {"callers": ",".join(key.caller.name for key in keys.callers)})
             if keys.closed:
                 _logger.warning("no API key is left: requests are refused until there is one, or the next start")
-        before, self._sources, self._config = self._sources, sources, config
+        before, self._sources, self._config = self._sources, {**sources}, config
         await self._apply(before, sources)
 
     def _watch_keys(self, files: list[Path]) -> None:
@@ -88,20 +89,47 @@ class ConfigWatch:
 
     async def _apply(self, before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]) -> None:
         replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
+        following = self._adapters_that_follow(replaced, before, after)
+        replaced += following
         leaving = [*(model for model in before if model not in after), *replaced]
+        stay: set[ModelId] = set()
         for model in sorted(leaving, key=lambda model: not before[model].adapter):  # no base before its adapters
-            if self._catalogue.has(model):
-                await self._catalogue.remove(model)
-                log(_logger, logging.INFO, "model removed", {"model": model})
+            if self._catalogue.has(model) and not await self._removed(model):
+                stay.add(model)
+                self._sources[model] = before[model]  # so that the next edit tries again
         for model, source in after.items():
             if model in before and model not in replaced and source != before[model]:
                 await self._change(before[model], source)
         new = [source for model, source in after.items() if model not in before or model in replaced]
-        async for source, outcome in self._catalogue.register(new):
+        async for source, outcome in self._catalogue.register([source for source in new if source.model not in stay]):
             if isinstance(outcome, ModelRefused):
                 _logger.warning("refused %s: %s", source.model, outcome.message)
+                if source.model in following:
+                    del self._sources[source.model]  # so that it comes with the edit that mends its base
             else:
                 log(_logger, logging.INFO, "model added", {"model": source.model})
+
+    def _adapters_that_follow(
+        self, replaced: Sequence[ModelId], before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]
+    ) -> list[ModelId]:
+        """Those that leave before a base that is replaced, and come again after it. None of a base whose others do not
+        leave: it stays."""
+        following: list[ModelId] = []
+        for base in replaced:
+            models = self._catalogue.models().values()
+            served = [model.spec.model for model in models if model.spec.base == base]
+            if all(model in before for model in served):
+                following += [model for model in served if model in after and model not in replaced]
+        return following
+
+    async def _removed(self, model: ModelId) -> bool:
+        try:
+            await self._catalogue.remove(model)
+        except UserError as error:
+            _logger.warning("%s stays as it was: %s", model, error.message)
+            return False
+        log(_logger, logging.INFO, "model removed", {"model": model})
+        return True
 
     async def _change(self, before: Source, after: Source) -> None:
         if self._catalogue.revise(after):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -22,7 +23,10 @@ from aegis.core.limits import Limits
 from aegis.launcher import config_watch
 from aegis.launcher.config_watch import ConfigWatch
 from aegis.models.sources import Source
+from aegis.node.catalogue.model import CatalogueModel
+from aegis.sim.faults.fake_models import make_adapter
 from aegis.transport.node_messages import KeysSet
+from tests.unit.node.test_model_catalogue import Adding, adapter_in, while_adding
 from tests.unit.node.test_node import HERE, THERE, End, Stand
 
 ALICE, BOB = {"key": "sk-alice"}, {"file": "bob"}
@@ -201,6 +205,76 @@ def test_a_file_that_is_gone_or_emptied_changes_nothing_and_is_told_once(
             await watching
 
     asyncio.run(main())
+
+
+def test_a_base_leaves_and_comes_again_with_the_adapters_of_the_file(tmp_path: Path) -> None:
+    async def work(adding: Adding, watch: ConfigWatch, write: Callable[..., None]) -> None:
+        models = adding.catalogue.models()
+        before = dict(models)
+        write("float32", "m0", "a0")
+        await watch._reload()
+        assert models.keys() == before.keys() == {"m0", "a0"}
+        assert all(models[name] is not before[name] for name in before)
+        adding.registrar.refusal = "cannot be read"
+        write("bfloat16", "m0", "a0")
+        await watch._reload()
+        assert not models
+        adding.registrar.refusal = ""
+        write("auto", "m0", "a0")
+        await watch._reload()
+        assert models.keys() == {"m0", "a0"}
+
+    with_adapter(tmp_path, work)
+
+
+def test_a_base_stays_while_an_adapter_does_that_the_file_does_not_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(adding: Adding, watch: ConfigWatch, write: Callable[..., None]) -> None:
+        models = adding.catalogue.models()
+        await adding.catalogue.add(str(tmp_path / "adapter"), "a1", base="m0")
+        before = dict(models)
+        write("float32", "m0", "a0")
+        await watch._reload()
+        told = "m0 stays as it was: model 'm0' is the base of 'a0', 'a1'; remove those first"
+        assert models == before and caplog.messages == [told]
+        write("float32")
+        await watch._reload()
+        assert models == {name: before[name] for name in ("m0", "a1")}
+        assert caplog.messages[1:] == ["m0 stays as it was: model 'm0' is the base of 'a1'; remove those first"]
+        await adding.catalogue.remove("a1")
+        write("auto")
+        await watch._reload()
+        assert not models
+
+    with_adapter(tmp_path, work)
+
+
+def with_adapter(
+    directory: Path, work: Callable[[Adding, ConfigWatch, Callable[..., None]], Coroutine[Any, Any, None]]
+) -> None:
+    """Of a file with the base `m0` and its adapter `a0`, which are served; `write` writes it with those that are named,
+    and the type of the base."""
+    file = directory / "aegis.yaml"
+    entries = {"m0": {"path": "checkpoint"}, "a0": {"path": adapter_in(directory), "base": "m0"}}
+
+    def write(dtype: str, *names: str) -> None:
+        entries["m0"]["dtype"] = dtype
+        file.write_text(yaml.safe_dump({"models": {name: entries[name] for name in names}}))
+
+    def read() -> Config:
+        return load({"config": file}, {})
+
+    async def watched(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        adding.registrar.go_on.set()
+        base = (await asked).spec
+        adding.registrar.of = {f"a{n}": make_adapter(n, base) for n in range(2)}
+        await adding.catalogue.add(str(directory / "adapter"), "a0", base="m0")
+        write("auto", "m0", "a0")
+        node = SimpleNamespace(catalogue=adding.catalogue, keys=Keyring())
+        await work(adding, ConfigWatch(file, read, read(), cast(Any, node)), write)
+
+    while_adding(directory, watched)
 
 
 def test_a_model_on_other_terms_is_the_same_model_and_one_of_another_type_is_not() -> None:

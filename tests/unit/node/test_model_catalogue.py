@@ -157,7 +157,7 @@ class _Forgetting:
 
 
 @dataclass
-class _Adding:
+class Adding:
     catalogue: Catalogue
     registrar: _Registrar
     node: _Node
@@ -172,9 +172,9 @@ class _Adding:
         return list(self.catalogue.models()), list(self.catalogue.coming()), self.registrar.running
 
 
-def _while_adding(
+def while_adding(
     tmp_path: Path,
-    work: Callable[[_Adding, asyncio.Task[CatalogueModel]], Coroutine[Any, Any, None]],
+    work: Callable[[Adding, asyncio.Task[CatalogueModel]], Coroutine[Any, Any, None]],
     *,
     instances: int = 0,
 ) -> None:
@@ -198,7 +198,7 @@ def _while_adding(
             default_slo=Slo(),
         )
         images.wire = cast(Any, _Forgetting(catalogue))
-        adding = _Adding(catalogue, registrar, node, spec.model)
+        adding = Adding(catalogue, registrar, node, spec.model)
         asked = asyncio.create_task(catalogue.add(str(tmp_path / "checkpoint"), spec.model))
         async with asyncio.timeout(10):
             await adding.until(lambda: registrar.running)
@@ -214,7 +214,7 @@ async def _refused(asked: asyncio.Task[Any]) -> tuple[int, str]:
 
 
 def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         await adding.catalogue.remove(adding.model)
         assert adding.states() == ([], [], 0)
         status, message = await _refused(asked)
@@ -223,14 +223,14 @@ def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> Non
             await adding.catalogue.remove(adding.model)
         assert nothing.value.status == 404
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_proxies_hear_of_a_model_that_is_expected_until_it_is_registered(tmp_path: Path, comes: bool) -> None:
     """Or requests that wait for it would find none."""
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         expected = Source(ModelId("expected"), path=str(tmp_path / "checkpoint"))
         adding.catalogue.expect(expected, "is being made")
         before = len(adding.node.told)
@@ -245,11 +245,11 @@ def test_proxies_hear_of_a_model_that_is_expected_until_it_is_registered(tmp_pat
             await adding.catalogue.remove(expected.model)
             assert isinstance((await registering)[1], ModelRefused)
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         again = adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)
         assert (await _refused(asyncio.create_task(again)))[0] == 409
         await adding.catalogue.remove(adding.model)
@@ -257,21 +257,21 @@ def test_its_name_is_taken_meanwhile_and_free_afterwards(tmp_path: Path) -> None
         adding.registrar.go_on.set()
         assert (await adding.catalogue.add(str(tmp_path / "checkpoint"), adding.model)).state == "ready"
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_a_registration_ends_with_who_asked_for_it(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         assert adding.states() == ([], [], 0)
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves: bool) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         adding.registrar.go_on.set()
         await adding.until(adding.catalogue.models)
         if leaves:
@@ -283,13 +283,13 @@ def test_a_model_that_instances_are_binding_does_not_stay(tmp_path: Path, leaves
         assert adding.states() == ([], [], 0)
         assert DropModel(adding.model) in adding.node.told
 
-    _while_adding(tmp_path, work, instances=1)
+    while_adding(tmp_path, work, instances=1)
 
 
 def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_path: Path) -> None:
     """Whoever waits can be unloaded, or leave."""
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
         names = [f"more-{number}" for number in range(5)]
         more = {name: asyncio.create_task(catalogue.add(source, name)) for name in names}
@@ -317,11 +317,11 @@ def test_so_many_registrations_are_under_way_and_others_wait_for_their_turn(tmp_
         adding.registrar.go_on.set()
         assert (await catalogue.add(source, adding.model)).state == "ready"
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_sources_elsewhere_keep_no_directory_waiting(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, stalled = adding.catalogue, range(REGISTRATIONS_AT_ONCE + 1)
         more = [asyncio.create_task(catalogue.add(f"https://127.0.0.1:1/{n}/", f"far-{n}")) for n in stalled]
         await adding.until(lambda: adding.registrar.running == 1 + REGISTRATIONS_AT_ONCE)
@@ -332,11 +332,11 @@ def test_sources_elsewhere_keep_no_directory_waiting(tmp_path: Path) -> None:
         for task in (asked, *more):
             await _refused(task)
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_no_more_than_so_many_are_coming(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
         more = [asyncio.create_task(catalogue.add(source, f"more-{number}")) for number in range(COMING_MAX - 1)]
         await adding.until(lambda: len(catalogue.coming()) == COMING_MAX)
@@ -349,7 +349,7 @@ def test_no_more_than_so_many_are_coming(tmp_path: Path) -> None:
             task.cancel()
         await asyncio.wait([asked, another, *more])
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_a_gap_target_shorter_than_what_a_stream_needs_is_refused_with_what_is_possible() -> None:
@@ -377,7 +377,7 @@ def test_a_model_has_another_pace_at_once_and_keeps_it() -> None:
 
 
 def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
@@ -402,11 +402,11 @@ def test_a_lazy_model_waits_for_a_request_and_then_comes(tmp_path: Path) -> None
         catalogue.want(adding.model)
         assert adding.states() == ([adding.model], [], 0) and adding.registrar.calls == 1
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_a_lazy_model_can_be_removed_before_it_comes_and_while_it_does(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         catalogue, source = adding.catalogue, str(tmp_path / "checkpoint")
@@ -419,13 +419,13 @@ def test_a_lazy_model_can_be_removed_before_it_comes_and_while_it_does(tmp_path:
             assert adding.states() == ([], [], 0) and not catalogue.has(adding.model)
             assert adding.node.told[-1] == Registering({})
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp_path: Path) -> None:
     """Its image is not damaged: it may leave as often as others need the room."""
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         catalogue = adding.catalogue
@@ -451,7 +451,7 @@ def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_or_waits_again(tmp
         card = catalogue.coming()[adding.model]
         assert (card.lazy, card.refusal) == (True, "the hub is away")
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_an_image_is_made_again_later_where_no_process_can_be_started(
@@ -459,7 +459,7 @@ def test_an_image_is_made_again_later_where_no_process_can_be_started(
 ) -> None:
     monkeypatch.setattr(image_renewals, "AGAIN_S", 0.001)
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         adding.registrar.go_on.set()
         model = await asked
         adding.registrar.not_started = 3
@@ -467,11 +467,11 @@ def test_an_image_is_made_again_later_where_no_process_can_be_started(
         await adding.until(lambda: not model.away)
         assert (model.state, model.detail, adding.registrar.not_started) == ("ready", "", 0)
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         catalogue = adding.catalogue
@@ -485,10 +485,10 @@ def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Pat
         assert catalogue.models()[adding.model].priority == -3
         assert not catalogue.revise(source), "of one that is served what may be changed is"
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
-def _adapter(tmp_path: Path) -> str:
+def adapter_in(tmp_path: Path) -> str:
     directory = tmp_path / "adapter"
     directory.mkdir()
     (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 8}))
@@ -499,12 +499,12 @@ def _adapter(tmp_path: Path) -> str:
 def test_an_adapter_whose_base_became_another_model_meanwhile_is_refused(tmp_path: Path, returns: bool) -> None:
     """Its matrices would be read as if they had the shapes of the other one's layers."""
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, registrar = adding.catalogue, adding.registrar
         registrar.go_on.set()
         base = (await asked).spec
         registrar.of, registrar.kept = {"a0": make_adapter(0, base)}, {"a0"}
-        coming = asyncio.create_task(catalogue.add(_adapter(tmp_path), "a0", base=base.model))
+        coming = asyncio.create_task(catalogue.add(adapter_in(tmp_path), "a0", base=base.model))
         await adding.until(lambda: registrar.running)
         await catalogue.remove(base.model)
         told = "its base 'm0' was removed"
@@ -516,11 +516,11 @@ def test_an_adapter_whose_base_became_another_model_meanwhile_is_refused(tmp_pat
         registrar.kept.clear()
         assert told in (await _refused(coming))[1] and "a0" not in catalogue.models()
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_an_adapter_whose_base_is_removed_while_its_image_is_brought_is_refused(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         catalogue, registrar = adding.catalogue, adding.registrar
         registrar.go_on.set()
         base = (await asked).spec
@@ -530,15 +530,15 @@ def test_an_adapter_whose_base_is_removed_while_its_image_is_brought_is_refused(
 
         catalogue._images.supply = supply
         registrar.spec = make_adapter(0, base)
-        coming = asyncio.create_task(catalogue.add(_adapter(tmp_path), "a0", base=base.model))
+        coming = asyncio.create_task(catalogue.add(adapter_in(tmp_path), "a0", base=base.model))
         assert "its base 'm0' was removed" in (await _refused(coming))[1]
         assert adding.states() == ([], [], 0)
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_path: Path) -> None:
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         asked.cancel()
         await asyncio.wait([asked])
         catalogue, registrar = adding.catalogue, adding.registrar
@@ -548,7 +548,7 @@ def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_
         catalogue.want(base.model)
         await adding.until(catalogue.models)
         registrar.spec = make_adapter(0, base)
-        await catalogue.add(_adapter(tmp_path), "a0", base=base.model)
+        await catalogue.add(adapter_in(tmp_path), "a0", base=base.model)
         registrar.refusal = "the hub is away"
         catalogue.damaged(base.model, "it cannot be opened", wanted=True)
         await adding.until(lambda: not catalogue.models())
@@ -561,7 +561,7 @@ def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_
         catalogue.want(ModelId("a0"))
         await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
 
 
 def test_an_adapter_whose_directory_cannot_be_looked_at_is_refused() -> None:
@@ -576,9 +576,9 @@ def test_an_image_that_left_before_its_model_was_served_refuses_it(
     def left(directory: Path) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
         monkeypatch.setattr(TextModel, "load_to_decode", left)
         adding.registrar.go_on.set()
         assert "its image cannot be read: No such file or directory" in (await _refused(asked))[1]
 
-    _while_adding(tmp_path, work)
+    while_adding(tmp_path, work)
