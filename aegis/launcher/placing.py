@@ -8,6 +8,7 @@ import logging
 from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_S, Clock
+from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
 from aegis.core.messages import UnloadModel
 from aegis.core.role import Role
@@ -93,6 +94,13 @@ class Placing:
     async def _move(self, move: MoveModel) -> None:
         told = {"model": move.model, "instance": move.target, "why": self._placement.because}
         log(_logger, logging.INFO, "a model moves", told)
-        done: ModelMoved = await self._node.moves.move(move, "placement")
+        try:
+            done: ModelMoved = await self._node.moves.move(move, "placement")
+        except UserError as refused:
+            log(_logger, logging.INFO, "a model has not moved", told | {"reason": refused.message})
+            failed = ModelMoved(move.model, move.target, 0, 0, refused.message)
+            # What it answers would undo where the operator's move lets requests go.
+            self._placement.on(failed, self._clock.now_ns())
+            return
         log(_logger, logging.INFO, "a model has moved", told | {"moved": done.moved, "replayed": done.replayed})
         self._on(done)
