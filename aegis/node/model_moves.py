@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from itertools import count
+
+from msgspec.structs import replace
 
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId
@@ -16,6 +19,7 @@ from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 class _Under:
     """A move under way, as far as proxies have answered."""
 
+    number: int
     waiting: set[ProxyId]
     cause: Cause
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -31,6 +35,7 @@ class ModelMoves:
     def __init__(self, proxies: ProxyLinks, metrics: MoveMetrics) -> None:
         self._proxies = proxies
         self._metrics = metrics
+        self._numbers = count()
         self._under_way: dict[ModelId, _Under] = {}
         self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
 
@@ -39,17 +44,17 @@ class ModelMoves:
         model = message.model
         if model in self._under_way:
             raise UserError(f"{model} is being moved already; try again when that is done")
-        under = self._under_way[model] = _Under(set(self._proxies.addresses()), cause)
+        under = self._under_way[model] = _Under(next(self._numbers), set(self._proxies.addresses()), cause)
         self._places[model] = message.places or (message.target,)
         self._metrics.begun(model, cause)
         try:
-            self._proxies.broadcast(message)
+            self._proxies.broadcast(replace(message, number=under.number))
             if under.waiting:
                 await under.over.wait()
         finally:
             del self._under_way[model]
             self._metrics.ended(model, cause, done=not under.waiting and not under.why)
-        return ModelMoved(model, message.target, under.moved, under.replayed, under.why, under.kv_tokens)
+        return ModelMoved(model, message.target, under.moved, under.replayed, under.why, under.kv_tokens, under.number)
 
     def set_places(self, message: PlacesSet) -> None:
         if message.instances:
@@ -60,7 +65,8 @@ class ModelMoves:
 
     def answered(self, proxy: ProxyId, answer: ModelMoved) -> None:
         under = self._under_way.get(answer.model)
-        if under and proxy in under.waiting:
+        # One that nobody waits for any more is answered all the same, and its answer is not that of the next one.
+        if under and answer.number == under.number and proxy in under.waiting:
             under.moved += answer.moved
             under.replayed += answer.replayed
             under.kv_tokens += answer.kv_tokens

@@ -87,14 +87,15 @@ class ModelRemoved(Struct, frozen=True, tag=True):
 class MoveModel(Struct, frozen=True, tag=True):
     """The model's requests go on at `target`, those at `source` or, without one, those that are anywhere else: of them
     the last to have come, as few as have `share_ppm` of their tokens, in millionths. Once the target holds the model,
-    those that come go to `places`; none: to the target. Answered by `ModelMoved`, once; a later move of the model takes
-    the place of one under way."""
+    those that come go to `places`; none: to the target. Answered by `ModelMoved` of its `number`, once; a later move of
+    the model takes the place of one under way."""
 
     model: ModelId
     target: InstanceId
     source: InstanceId | None = None
     places: tuple[InstanceId, ...] = ()
     share_ppm: int = 1_000_000
+    number: int = 0
 
 
 class PlacesSet(Struct, frozen=True, tag=True):
@@ -196,6 +197,7 @@ class ModelMoved(Struct, frozen=True, tag=True):
     replayed: int
     why: str = ""
     kv_tokens: int = 0
+    number: int = 0
 
 
 Effect = To | Deliver | DeliverPrompt | DeliverReused | Ended | Replayed | ModelMoved | Decision

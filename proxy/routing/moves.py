@@ -62,6 +62,7 @@ class _Move:
     source: InstanceId | None
     places: tuple[InstanceId, ...]
     share_ppm: int
+    number: int
     asked: set[RequestId] | None = None  # who are to be handed over and have not been; None: the target brings it in
     moved: int = 0
     replayed: int = 0
@@ -69,7 +70,7 @@ class _Move:
     lost: str = ""
 
     def report(self, model: ModelId, why: str) -> ModelMoved:
-        return ModelMoved(model, self.target, self.moved, self.replayed, why, self.kv_tokens)
+        return ModelMoved(model, self.target, self.moved, self.replayed, why, self.kv_tokens, self.number)
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ class Moves:
     def begin(self, event: MoveModel) -> list[ModelMoved]:
         """Ends the one under way, if there is one: who was asked for it goes on where requests of the model go then."""
         before = self._moves.get(event.model)
-        self._moves[event.model] = _Move(event.target, event.source, event.places or (event.target,), event.share_ppm)
+        places = event.places or (event.target,)
+        self._moves[event.model] = _Move(event.target, event.source, places, event.share_ppm, event.number)
         return [before.report(event.model, "another move took its place")] if before else []
 
     def brought_in(self, model: ModelId, target: InstanceId) -> tuple[InstanceId, ...]:

@@ -411,7 +411,7 @@ class Router:
         model, target = event.model, event.target
         if model not in self._specs or target not in self._decodes:
             why = f"{target} is not up" if model in self._specs else "there is no such model"
-            self._out.append(ModelMoved(model, target, 0, 0, why))
+            self._out.append(ModelMoved(model, target, 0, 0, why, number=event.number))
             return
         self._out += [*self._moves.begin(event), To(target, BringIn(model))]
 

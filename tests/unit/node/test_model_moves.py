@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -105,6 +106,25 @@ def test_a_model_moves_once_at_a_time() -> None:
         again = await stand.begun()
         assert not again.done(), "one that was given up may be ordered again"
         again.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_late_answer_is_not_taken_for_that_of_the_next_move() -> None:
+    async def main() -> None:
+        stand = Stand()
+        late = await stand.begun()
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        task = await stand.begun()
+        first, second = [cast(MoveModel, told).number for told in stand.ends[FIRST].told]
+        for proxy in (FIRST, SECOND):
+            stand.moves.answered(proxy, ModelMoved(M, TWO, 1, 0, "another move took its place", number=first))
+        await asyncio.sleep(0)
+        assert not task.done()
+        for proxy in (FIRST, SECOND):
+            stand.moves.answered(proxy, ModelMoved(M, TWO, 2, 0, number=second))
+        assert await task == ModelMoved(M, TWO, 2 * 2, 0, number=second)
 
     asyncio.run(main())
 

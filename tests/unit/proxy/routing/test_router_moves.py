@@ -317,11 +317,11 @@ def test_a_model_that_is_removed_moves_no_more() -> None:
 def test_a_later_move_takes_the_place_of_an_earlier_one() -> None:
     proxy = decoding(M0, M1, M2)
     asked(proxy)
-    proxy.tell(MoveModel(MODEL, M2))
+    proxy.tell(MoveModel(MODEL, M2, number=7))
     assert moved(proxy) == [ModelMoved(MODEL, M1, 0, 0, "another move took its place")]
     proxy.heard(M2, BroughtIn(MODEL, there=True))
     proxy.heard(M0, HandedOver(R, 1, 2, own(M0)))
-    assert [to for to, _ in proxy.sent(Adopt)] == [M2] and moved(proxy) == [ModelMoved(MODEL, M2, 1, 0, kv_tokens=5)]
+    assert [to for to, _ in proxy.sent(Adopt)] == [M2] and moved(proxy) == [ModelMoved(MODEL, M2, 1, 0, "", 5, 7)]
 
 
 def test_answers_to_others_questions_move_nothing() -> None:
@@ -336,6 +336,6 @@ def test_answers_to_others_questions_move_nothing() -> None:
 
 def test_where_nothing_can_move_that_is_said() -> None:
     proxy = decoding(M0)
-    assert proxy.tell(MoveModel(MODEL, M1)) == [ModelMoved(MODEL, M1, 0, 0, "mixed-1 is not up")]
+    assert proxy.tell(MoveModel(MODEL, M1, number=7)) == [ModelMoved(MODEL, M1, 0, 0, "mixed-1 is not up", number=7)]
     gone = replace(SPEC, model="gone").model
     assert proxy.tell(MoveModel(gone, M0)) == [ModelMoved(gone, M0, 0, 0, "there is no such model")]
