@@ -203,6 +203,8 @@ class Node:
             end.deliver(self._unserved_message())
         for event in (*self.catalogue.ready(), *self.moves.places()):
             end.deliver(event)
+        if self.draining:
+            end.deliver(Drain(0.0))  # it has no requests that could finish
         self.broadcast(MeetProxy(proxy, end.address))
 
     def leave(self, proxy: ProxyId) -> None:

@@ -30,7 +30,7 @@ from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.history import History
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.model_counts import Tally
-from aegis.transport.node_messages import InstanceLost, Noted, ToProxy
+from aegis.transport.node_messages import Drain, InstanceLost, Noted, ToProxy
 from memory.budget import Budget
 from proxy.routing.events import ModelMoved, ModelRemoved, MoveModel, PlacesSet
 from tests.parity.stand_ins import CountedPool, Processes, host, no_images
@@ -129,6 +129,16 @@ def test_instances_meet_every_proxy_whoever_came_first() -> None:
             (instance, MeetProxy(proxy, stand.ends[proxy].address)) for proxy in (HERE, THERE) for instance in INSTANCES
         ]
         assert sorted(stand.link.of(MeetProxy), key=str) == sorted(met, key=str)
+
+    standing(work)
+
+
+def test_a_proxy_that_joins_a_server_that_is_ending_takes_no_requests() -> None:
+    async def work(stand: Stand) -> None:
+        stand.node.drain(20.0)
+        late = End("ipc://late")
+        stand.node.join(ProxyId(2), late)
+        assert late.told.count(Drain(0.0)) == 1 and Drain(20.0) in stand.ends[THERE].told
 
     standing(work)
 
