@@ -22,7 +22,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
-from aegis.models.disk_cache import Hold, use
+from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
 from aegis.models.text.text_model import TextModel
@@ -49,9 +49,6 @@ elsewhere waiting, and no directory."""
 
 COMING_MAX = 64
 """So many models are being registered, or wait for it, when no other may be added."""
-
-_USE_NS = 1_000_000_000
-"""So often the cache on disk is told that a model is used."""
 
 _POLL_S = 0.02
 
@@ -286,7 +283,10 @@ class Catalogue:
             self._notify_coming()
 
     def want(self, model: ModelId) -> None:
-        """A request for a model that was to wait for one has come."""
+        """A request for a model that was to wait for one has come, or, at a proxy that came later, for one whose image
+        has left the disk."""
+        if model in self._models and self._models[model].has_left:
+            self.damaged(model, "it has left the disk")
         if source := self._lazy.bring(model):
             watched(self._bring(source))
 
@@ -352,12 +352,6 @@ class Catalogue:
                 self._wire.notify_proxies(ModelAway(model))
             self._renewals.begin(found, reason)
 
-    def _used_on_disk(self, model: CatalogueModel, now_ns: int) -> None:
-        """What is held needs no telling."""
-        if model.hold is None and now_ns - model.used_ns > _USE_NS:
-            model.used_ns = now_ns
-            use(Path(model.spec.directory))
-
     def uncached(self, model: ModelId) -> None:
         """No instance loads the image of a removed model from the model cache any more."""
         self._leaving[model].cached = False
@@ -370,7 +364,7 @@ class Catalogue:
             self._images.use(model, now_ns)
             if base := self._models[model].spec.base:
                 self.used(base, now_ns)
-            self._used_on_disk(self._models[model], now_ns)
+            self._models[model].used_on_disk(now_ns)
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -422,6 +416,7 @@ class Catalogue:
         away, model.away = model.away, False
         if away and model.state == "ready":
             self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
+        self._notify_coming()  # proxies that came while its image was gone look again
 
     def waits_again(self, model: CatalogueModel, refusal: str) -> None:
         name = model.spec.model

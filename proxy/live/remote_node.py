@@ -42,6 +42,8 @@ from aegis.transport.node_messages import (
     ToProxy,
 )
 
+_LEFT = "its image has left the disk; it is fetched again at the next request"
+
 
 @dataclass(slots=True)
 class RemoteModel:
@@ -92,7 +94,8 @@ class RemoteModel:
 
 
 class RemoteNode:
-    """Implements `proxy.live.proxy.NodeLink`. A model is there once its text is loaded, which is done in a thread."""
+    """Implements `proxy.live.proxy.NodeLink`. A model is there once its text is loaded, which is done in a thread. One
+    whose image has left the disk before comes when a request has had the image fetched again."""
 
     def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
         """If it `reuses` KV, it asks the node for kept KV."""
@@ -104,12 +107,20 @@ class RemoteNode:
         self._cards: dict[ModelId, Card] = {}
         self._models: dict[ModelId, RemoteModel] = {}
         self._opening: dict[ModelId, asyncio.Task[None]] = {}
+        self._missing: set[ModelId] = set()  # whose images were not there when they were to be opened
+        self._news = 0  # an image may be there since
         self._coming: dict[str, RegisteringModel] = {}
 
     def coming(self) -> Mapping[str, RegisteringModel]:
         """One whose text is being loaded is not here yet either."""
         opening = [card for model, card in self._cards.items() if model in self._opening and model not in self._models]
-        return {card.spec.model: RegisteringModel(card.spec.root, "being opened") for card in opening} | self._coming
+        missing = [self._cards[model] for model in self._missing - self._models.keys()]
+        missing = [card for card in missing if card.state != "failed"]  # else nothing fetches it
+        return {
+            **{card.spec.model: RegisteringModel(card.spec.root, "being opened") for card in opening},
+            **{card.spec.model: RegisteringModel(card.spec.root, card.detail or _LEFT, lazy=True) for card in missing},
+            **self._coming,
+        }
 
     def models(self) -> Mapping[str, RemoteModel]:
         return cast(Mapping[str, RemoteModel], self._models)
@@ -136,26 +147,52 @@ class RemoteNode:
                 self._looked_up.pop(call_id)(kept)
             case Registering(models):
                 self._coming = models
+                self._news += 1
+                for model in self._missing - self._opening.keys():
+                    self._begin_to_open(model)
             case Card(spec):
+                self._news += 1
                 self._cards[spec.model] = message
                 seen = self._models.get(spec.model)
                 if seen and seen.spec.directory == spec.directory:
                     seen.card = message
                 elif spec.model not in self._opening:
-                    self._opening[spec.model] = asyncio.create_task(self._open(spec.model))
+                    self._begin_to_open(spec.model)
             case CardRemoved(model):
                 self._cards.pop(model, None)
                 self._models.pop(model, None)
+                self._missing.discard(model)
+
+    def _begin_to_open(self, model: ModelId) -> None:
+        self._opening[model] = asyncio.create_task(self._open(model))
 
     async def _open(self, model: ModelId) -> None:
         """Until what is there is what its last card says, which may have changed meanwhile."""
-        while card := self._cards.get(model):
-            text = await asyncio.to_thread(TextModel.load_to_decode, Path(card.spec.directory))
-            latest = self._cards.get(model)
-            if latest and latest.spec.directory == card.spec.directory:
-                self._models[model] = RemoteModel(latest, text)
-                break
-        del self._opening[model]
+        try:
+            while card := self._cards.get(model):
+                news = self._news
+                try:
+                    text = await asyncio.to_thread(_load, Path(card.spec.directory))
+                except FileNotFoundError:
+                    if model in self._cards and news == self._news:
+                        self._missing.add(model)
+                        break
+                    continue
+                latest = self._cards.get(model)
+                if latest and latest.spec.directory == card.spec.directory:
+                    self._missing.discard(model)
+                    self._models[model] = RemoteModel(latest, text)
+                    break
+        finally:
+            del self._opening[model]
+
+
+def _load(directory: Path) -> TextModel | None:
+    """None if the checkpoint had no tokenizer. Raises FileNotFoundError if its image is not there."""
+    try:
+        return TextModel.load_to_decode(directory)
+    finally:
+        directory.stat()  # else half of one that has left meanwhile, or nothing, is taken for all there is
 
 
 class RemoteQueries:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from aegis.core.errors import ModelRefused
@@ -67,7 +66,7 @@ class ImageRenewals:
         if model.renewing:
             return
         name = model.spec.model
-        if model.source.lazy and not Path(model.spec.image_path).exists():
+        if model.has_left:
             log(_logger, logging.INFO, "model that has left the disk is fetched again", {"model": name})
             model.damage, model.detail = "it has left the disk", "it has left the disk; it is fetched again"
         else:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aegis.core.ids import InstanceId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import ModelSpec, Pace
-from aegis.models.disk_cache import Hold
+from aegis.models.disk_cache import Hold, use
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
 from memory.image_cache import State
+
+_USE_NS = 1_000_000_000
+"""So often the cache on disk is told that a model is used."""
 
 
 @dataclass(slots=True)
@@ -47,3 +51,14 @@ class CatalogueModel:
     def weights(self) -> str:
         state = self.images.state(self.spec.model)
         return "disk" if state is State.ABSENT else state.value
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its image had to make room on disk for others."""
+        return self.source.lazy and not Path(self.spec.image_path).exists()
+
+    def used_on_disk(self, now_ns: int) -> None:
+        """What is held needs no telling."""
+        if self.hold is None and now_ns - self.used_ns > _USE_NS:
+            self.used_ns = now_ns
+            use(Path(self.spec.directory))

@@ -17,6 +17,7 @@ from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import ModelSpec, Pace, TensorEntry
 from aegis.core.request import Job, KeptPrefix, Sampling
 from aegis.launcher.remote_proxy import RemoteProxy
+from aegis.models.text.text_model import TextModel
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.metrics.scrape import Family
 from aegis.telemetry.registration import Waiting
@@ -32,6 +33,7 @@ from aegis.transport.node_messages import (
     NodeCallCancelled,
     Noted,
     PrefixFound,
+    Registering,
     ResponseCancelled,
     Scraped,
     ScrapeWanted,
@@ -100,7 +102,7 @@ class FakeQueries:
                 await asyncio.Event().wait()
             finally:
                 self.ended = True
-        made = Model(make_spec(9, image_pages=1, block_bytes=128))
+        made = Model(replace(make_spec(9, image_pages=1, block_bytes=128), directory=source))
         self.served[made.spec.model] = made
         return made
 
@@ -134,7 +136,7 @@ class Pair:
         while True:
             for message in await self._spoke.receive():
                 match message:
-                    case Card() | CardRemoved() | PrefixFound():
+                    case Card() | CardRemoved() | PrefixFound() | Registering():
                         self.node.on_message(message)
                     case NodeAnswer():
                         self.node.queries.answered(message)
@@ -213,7 +215,7 @@ def test_a_question_ends_with_who_asked_it(tmp_path: Path) -> None:
 
 
 def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
-    spec = make_spec(0, image_pages=3, block_bytes=1024)
+    spec = replace(make_spec(0, image_pages=3, block_bytes=1024), directory=str(tmp_path))
     heavy = replace(spec, manifest=replace(spec.manifest, tensors=(TensorEntry(("w",), "int8", (1,), 0, 1, False),)))
     model = Model(heavy)
 
@@ -238,12 +240,52 @@ def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
 
 def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
     async def work(pair: Pair) -> None:
-        added = await pair.node.queries.add_model("somewhere", None)
+        added = await pair.node.queries.add_model(str(tmp_path), None)
         assert not isinstance(added, Waiting)
         assert pair.node.models()[added.spec.model] is added
         assert await pair.node.queries.add_model("elsewhere", "late", lazy=True) == Waiting(
             ModelId("late"), "elsewhere"
         )
+
+    paired(tmp_path, work)
+
+
+def test_a_model_whose_image_has_left_the_disk_comes_when_it_is_fetched_again(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    spec = replace(make_spec(0, image_pages=3, block_bytes=1024), directory=str(image))
+
+    async def work(pair: Pair) -> None:
+        pair.queries.served[spec.model] = Model(spec)
+        pair.proxy.refresh()
+        await pair.settle()
+        assert pair.node.models() == {} and pair.node.coming()[spec.model].lazy
+        image.mkdir()
+        pair.proxy.deliver(Registering({}))
+        await pair.settle()
+        assert list(pair.node.models()) == [spec.model] and pair.node.coming() == {}
+
+    paired(tmp_path, work)
+
+
+def test_an_image_that_leaves_while_it_is_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = tmp_path / "image"
+    image.mkdir()
+    spec = replace(make_spec(0, image_pages=3, block_bytes=1024), directory=str(image))
+
+    def leaves(directory: Path) -> None:
+        directory.rmdir()
+        raise FileNotFoundError(directory / "tokenizer.json")
+
+    async def work(pair: Pair) -> None:
+        monkeypatch.setattr(TextModel, "load_to_decode", leaves)
+        pair.queries.served[spec.model] = Model(spec)
+        pair.proxy.refresh()
+        await pair.settle()
+        assert pair.node.models() == {} and pair.node.coming()[spec.model].lazy
+        del pair.queries.served[spec.model]
+        pair.proxy.refresh()
+        await pair.settle()
+        assert pair.node.coming() == {}
 
     paired(tmp_path, work)
 
