@@ -13,14 +13,14 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.messages import AddModel, DropModel, SetSlo, ToInstance, UnloadModel
+from aegis.core.messages import AddModel, DropModel, SetSlo, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
 from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
@@ -29,6 +29,7 @@ from aegis.models.text.text_model import TextModel
 from aegis.node.catalogue.adapters import adapters_of, find_base, lost_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
 from aegis.node.catalogue.model import CatalogueModel
+from aegis.node.catalogue.wire import Wire
 from aegis.node.image_caches import ImageCaches
 from aegis.node.model_fit import misfit, too_short_gap
 from aegis.node.registration import Register, RegistrationCancelled, RegistrationTurns, Report, was_unloaded
@@ -73,21 +74,6 @@ class _Options(NamedTuple):
     unwanted: RegistrationCancelled | None
     renew: bool
     wanted: bool
-
-
-class Wire(Protocol):
-    """The node, as the catalogue needs it."""
-
-    @property
-    def up(self) -> Collection[InstanceId]: ...
-
-    def notify_proxies(self, event: ModelUp | ModelAway | ModelRemoved | SloSet | Registering) -> None:
-        """To every proxy."""
-        ...
-
-    def broadcast(self, message: ToInstance) -> None:
-        """To every instance that is up."""
-        ...
 
 
 class Catalogue:
@@ -347,10 +333,14 @@ class Catalogue:
         go on; once an instance `wanted` to load them, newly placed requests wait."""
         found = self._models.get(model)
         if found is not None and found.state != "failed":
-            if wanted and not found.away:
-                found.away = True
-                self._wire.notify_proxies(ModelAway(model))
+            if wanted:
+                self._put_away(found)
             self._renewals.begin(found, reason)
+
+    def _put_away(self, model: CatalogueModel) -> None:
+        if not model.away:
+            model.away = True
+            self._wire.notify_proxies(ModelAway(model.spec.model))
 
     def uncached(self, model: ModelId) -> None:
         """No instance loads the image of a removed model from the model cache any more."""
@@ -373,8 +363,22 @@ class Catalogue:
             self._models[model].bound.add(instance)
             self._settle(self._models[model])
 
+    def refused(self, model: ModelId, instance: InstanceId, reason: str) -> None:
+        """An instance cannot bind the model. Where its image has left the disk, or that of its base, the instance is
+        told of it again when that is back, and newly placed requests wait; else the model has failed."""
+        found = self._models.get(model)
+        base = self._models.get(found.spec.base) if found and found.spec.base else None
+        if found and found.state == "ready" and (found.renewing or found.has_left):
+            found.refused_by.add(instance)
+            self.damaged(model, reason, wanted=True)
+        elif found and base and instance in base.refused_by:
+            found.refused_by.add(instance)
+            self._put_away(found)
+        else:
+            self.failed(model, reason)
+
     def failed(self, model: ModelId, reason: str) -> None:
-        """An instance cannot bind the model: none serves it then, because any instance may get its requests."""
+        """It cannot be bound by an instance: none serves it then, because any instance may get its requests."""
         if model in self._models:
             self._fail(self._models[model], reason)
             self._wire.notify_proxies(ModelRemoved(model, f"cannot be served: {reason}"))
@@ -398,6 +402,7 @@ class Catalogue:
             self._images.unload(unloaded)
         for model in list(self._models.values()):
             model.bound.discard(instance)
+            model.refused_by.discard(instance)
             self._settle(model)
         for leaving in list(self._leaving):
             self.dropped(leaving, instance)
@@ -413,9 +418,11 @@ class Catalogue:
         await self._images.supply(spec, renewed=True)
 
     def renewed(self, model: CatalogueModel) -> None:
-        away, model.away = model.away, False
-        if away and model.state == "ready":
-            self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
+        for served in (model, *adapters_of(model.spec.model, self._models)):
+            refused_by, served.refused_by = served.refused_by, set()
+            for instance in sorted(refused_by):
+                self._wire.post(instance, AddModel(served.spec))
+        self._settle(model)
         self._notify_coming()  # proxies that came while its image was gone look again
 
     def waits_again(self, model: CatalogueModel, refusal: str) -> None:
@@ -564,8 +571,9 @@ class Catalogue:
         return model
 
     def _settle(self, model: CatalogueModel) -> None:
-        if model.state == "loading" and model.bound >= set(self._wire.up):
-            model.state = "ready"
+        waits = model.state == "loading" or (model.state == "ready" and model.away and not model.renewing)
+        if waits and model.bound >= set(self._wire.up):
+            model.state, model.away = "ready", False
             self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
             model.settled.set()
 

@@ -346,7 +346,7 @@ class Node:
             case ModelAdded(model):
                 self.catalogue.added(model, instance)
             case ModelFailed(model, reason):
-                self.catalogue.failed(model, reason)
+                self.catalogue.refused(model, instance, reason)
             case ModelDropped(model):
                 self.catalogue.dropped(model, instance)
             case ModelUnloaded(model):
@@ -404,15 +404,17 @@ class Node:
         if isinstance(message, AddModel):
             self._build_before(message.spec)
         for instance in self.up:
-            if isinstance(message, AddModel):
-                self._outbox.put(instance, self._add_model(instance, message.spec))
-            else:
-                self._outbox.put(instance, message)
+            self._put(instance, message)
         self._outbox.flush()
 
     def post(self, instance: InstanceId, message: ToInstance) -> None:
-        self._outbox.put(instance, message)
+        self._put(instance, message)
         self._outbox.flush()
+
+    def _put(self, instance: InstanceId, message: ToInstance) -> None:
+        if isinstance(message, AddModel):
+            message = self._add_model(instance, message.spec)
+        self._outbox.put(instance, message)
 
     def _add_model(self, instance: InstanceId, spec: ModelSpec) -> AddModel:
         """With the paths that its image has on the instance's machine."""

@@ -21,7 +21,8 @@ _USE_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class CatalogueModel:
-    """Implements `proxy.http.market.Served`. `bound` are the instances that have its parameters bound."""
+    """Implements `proxy.http.market.Served`. `bound` are the instances that have its parameters bound, `refused_by`
+    those that could not bind them and are told of it again once its image, or that of its base, is there."""
 
     spec: ModelSpec
     source: Source
@@ -35,13 +36,14 @@ class CatalogueModel:
     limits: Limits = UNLIMITED
     pace: Pace | None = None
     bound: set[InstanceId] = field(default_factory=set)
+    refused_by: set[InstanceId] = field(default_factory=set)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
     renewing: bool = False
     damage: str = ""
     renewals: int = 0
     hold: Hold | None = None  # of its image on disk
     used_ns: int = 0  # as the cache on disk was told
-    away: bool = False  # its requests wait for the image to be made again
+    away: bool = False  # its requests wait for the image to be made again, and for all instances to have it
 
     @property
     def pinned(self) -> bool:

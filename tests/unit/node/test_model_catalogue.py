@@ -93,6 +93,9 @@ class _Node:
     def broadcast(self, message: object) -> None:
         self.told.append(message)
 
+    def post(self, instance: InstanceId, message: object) -> None:
+        self.told.append((instance, message))
+
 
 @dataclass
 class _Registrar:
@@ -468,30 +471,6 @@ def test_an_image_is_made_again_later_where_no_process_can_be_started(
         assert (model.state, model.detail, adding.registrar.not_started) == ("ready", "", 0)
 
     while_adding(tmp_path, work)
-
-
-def test_a_lazy_model_that_has_left_the_disk_is_fetched_again_where_a_proxy_wants_it(tmp_path: Path) -> None:
-    """One that came after it had left. Instances that have its weights go on meanwhile."""
-
-    async def work(adding: _Adding, asked: asyncio.Task[CatalogueModel]) -> None:
-        asked.cancel()
-        await asyncio.wait([asked])
-        catalogue = adding.catalogue
-        adding.registrar.go_on.set()
-        await catalogue.add(str(tmp_path / "checkpoint"), adding.model, lazy=True)
-        catalogue.want(adding.model)
-        await adding.until(catalogue.models)
-        model, calls, before = catalogue.models()[adding.model], adding.registrar.calls, len(adding.node.told)
-        catalogue.want(adding.model)
-        assert model.renewing and not model.away
-        await adding.until(lambda: not model.renewing)
-        assert adding.registrar.calls == calls + 1
-        assert [type(event) for event in adding.node.told[before:]] == [Registering], "it may be looked at again"
-        Path(model.spec.image_path).touch()
-        catalogue.want(adding.model)
-        assert not model.renewing
-
-    _while_adding(tmp_path, work)
 
 
 def test_a_lazy_model_comes_on_the_terms_that_its_file_has_by_then(tmp_path: Path) -> None:
