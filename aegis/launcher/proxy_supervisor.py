@@ -49,6 +49,8 @@ from proxy.live.settings import ProxySettings
 # Plain values in, plain values out; no clock, no I/O. A proxy sends messages several times a second. A proxy without
 # messages for `SILENT_NS` is lost if its main thread has not used the processor either: it is stopped, or waits for an
 # event that will not come. A proxy that works is merely busy, or gets too little of a processor, and has `BUSY_NS`.
+# One that has not joined yet sends nothing, and may wait for a slow disk: it is lost when it does nothing for
+# `STARTING_NS`.
 # While the watcher itself stands still, this time stands still, too.
 
 
@@ -57,6 +59,7 @@ LOOK_NS = 250 * NS_PER_MS
 
 SILENT_NS = 1500 * NS_PER_MS
 BUSY_NS = 60_000 * NS_PER_MS
+STARTING_NS = 60_000 * NS_PER_MS
 _PAUSE_NS = 4 * LOOK_NS
 """With so long between two looks the watcher stood still."""
 
@@ -66,6 +69,7 @@ class _Liveness:
     seen_ns: int
     moved_ns: int  # when it was last heard, or seen to work
     used_ns: int = 0
+    joined: bool = False
 
 
 class HangDetector:
@@ -75,9 +79,14 @@ class HangDetector:
         self._liveness: dict[ProxyId, _Liveness] = {}
         self._looked_ns = 0
 
+    def started(self, proxy: ProxyId, now_ns: int) -> None:
+        """It is to join, and is not expected to say anything before."""
+        self._liveness[proxy] = _Liveness(now_ns, now_ns)
+
     def saw_message(self, proxy: ProxyId, now_ns: int) -> None:
         life = self._liveness.setdefault(proxy, _Liveness(now_ns, now_ns))
         life.seen_ns = life.moved_ns = now_ns
+        life.joined = True
 
     def forget(self, proxy: ProxyId) -> None:
         """Its process is gone."""
@@ -97,7 +106,8 @@ class HangDetector:
         return sorted(
             proxy
             for proxy, life in self._liveness.items()
-            if now_ns - life.moved_ns >= SILENT_NS or now_ns - life.seen_ns >= BUSY_NS
+            if now_ns - life.moved_ns >= (SILENT_NS if life.joined else STARTING_NS)
+            or (life.joined and now_ns - life.seen_ns >= BUSY_NS)
         )
 
 
@@ -280,6 +290,7 @@ class ProxySupervisor:
             preexec_fn=follow_launcher,
         )
         place.process = process
+        self._hang_detector.started(place.number, time.monotonic_ns())
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(settings))
         with contextlib.suppress(ConnectionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ProxyId
-from aegis.launcher.proxy_supervisor import BUSY_NS, LOOK_NS, SILENT_NS, HangDetector
+from aegis.launcher.proxy_supervisor import BUSY_NS, LOOK_NS, SILENT_NS, STARTING_NS, HangDetector
 
 A, B = ProxyId(1), ProxyId(2)
 
@@ -45,6 +45,17 @@ def test_who_works_is_busy_for_a_minute() -> None:
     watched = Watched()
     assert watched.pass_ns(BUSY_NS - LOOK_NS, speaking=A, working=B) == []
     assert watched.pass_ns(LOOK_NS, speaking=A, working=B) == [B]
+
+
+def test_who_has_not_joined_yet_has_longer() -> None:
+    watched = Watched()
+    watched.detector.forget(B)
+    watched.detector.started(B, watched.now_ns)
+    assert watched.pass_ns(2 * BUSY_NS, speaking=A, working=B) == [], "it imports what it needs"
+    assert watched.pass_ns(STARTING_NS - LOOK_NS, speaking=A) == []
+    assert watched.pass_ns(LOOK_NS, speaking=A) == [B]
+    watched.detector.saw_message(B, watched.now_ns)
+    assert watched.pass_ns(SILENT_NS, speaking=A) == [B]
 
 
 def test_who_has_left_is_not_found() -> None:
