@@ -64,8 +64,8 @@ class Arrivals:
         return bool(self._waiting or self._fetching)
 
     def models(self) -> set[ModelId]:
-        """The models of sequences whose blocks are taken."""
-        jobs = [fetch.sequence.job for fetch in self._fetching.values()]
+        """The models of sequences whose KV is abroad, or on its way here."""
+        jobs = [*(fetch.sequence.job for fetch in self._fetching.values()), *(s.job for s in self._waiting)]
         return {job.model for job in jobs} | {job.served for job in jobs}
 
     def expect(self, sequence: Sequence) -> None:

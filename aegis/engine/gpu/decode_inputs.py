@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
@@ -81,11 +82,19 @@ class DecodeInputs:
         host[3 * most : 3 * most + count] = list(accumulate(needed[:-1], initial=0))
         blocks = np.concatenate([row.blocks[:n] for row, n in zip(rows, needed, strict=True)])
         used = 4 * most + len(blocks)
-        host[4 * most : used] = views.units(blocks)
+        host[4 * most : used] = units = views.units(blocks)
+        self._zero(views, units[np.cumsum(needed) - 1][positions % views.block_tokens == 0])
         self._memory[:used].copy_(self._staging[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
         return bucket
+
+    def _zero(self, views: KvViews, begun: NDArray[Any]) -> None:
+        """Blocks whose first position is written in this step, as the other ways to attend do: what these gather of a
+        block is finite everywhere."""
+        if len(begun):
+            places = torch.from_numpy(begun.astype(np.int64)).to(self._memory.device)
+            views.blocks.index_fill_(0, places, 0)
 
     def tokens(self, bucket: int) -> torch.Tensor:
         """`[bucket, 1]`, int64."""

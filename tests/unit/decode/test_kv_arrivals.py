@@ -9,11 +9,13 @@ from aegis.core.ids import MachineId, RequestId
 from aegis.core.messages import (
     Adopt,
     Cancel,
+    DropModel,
     FetchKv,
     ForgetPeer,
     GaveUp,
     KvFetched,
     KvReleased,
+    ModelDropped,
     NeedSlabs,
     PeerForgotten,
 )
@@ -55,6 +57,19 @@ def test_it_is_fetched_before_it_has_a_turn_and_released_at_once() -> None:
     (run,) = driven.runs()
     assert [row.job.request for row in run.rows] == [1] and driven.said(KvReleased) == []
     assert not driven.core.ledger.host.use(), "the host blocks are free once they have been read"
+
+
+def test_its_model_stays_while_it_waits_for_host_slabs() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT, slabs=None)
+    driven.on(from_abroad(1))
+    driven.on(DropModel(A.model))
+    assert not driven.said(ModelDropped)
+    driven.granted(0)
+    driven.on(KvFetched(RequestId(1), 1))
+    driven.complete(WEIGHTS)
+    driven.complete(IN)
+    (run,) = driven.runs()
+    assert [row.job.request for row in run.rows] == [1]
 
 
 def test_its_owner_may_be_lost_once_it_has_arrived() -> None:

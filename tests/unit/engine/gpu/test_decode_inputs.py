@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ctypes
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -41,6 +44,16 @@ def test_each_step_finds_its_own_rows_and_padding_that_does_nothing(rows: list[t
         for row, start in zip(batch, tables.starts.tolist(), strict=False):
             needed = row.start // 16 + 1
             assert tables.units[start : start + needed].tolist() == views.units(row.blocks[:needed]).tolist()
+
+
+def test_a_block_is_finite_from_its_first_position_on() -> None:
+    arena = Arena()
+    ctypes.memset(arena.region.base, 0xFF, arena.region.nbytes)
+    views, inputs = KvViews(arena.region, SHAPE), DecodeInputs(torch.device("cpu"), blocks=9)
+    begun, going_on = block_table([(0, 2)]), block_table([(2, 4)])
+    inputs.load([StepRow(RequestId(0), (1,), 16, begun), StepRow(RequestId(1), (1,), 17, going_on)], views)
+    finite = [bool(views.blocks[int(unit)].isfinite().all()) for unit in views.units(np.concatenate([begun, going_on]))]
+    assert finite == [False, True, False, False]
 
 
 def test_addresses_stay() -> None:
