@@ -220,10 +220,10 @@ class Bus:
             elif topic == self._topics.commands(CLUSTER):
                 self._on_order(CLUSTER, payload)
             elif about and about[1] == "heartbeat":
-                self._on_heartbeat(msgspec.json.decode(payload, type=Heartbeat))
+                self._on_heartbeat(about[0], msgspec.json.decode(payload, type=Heartbeat))
             elif about and about[1] == "state":
                 if payload:
-                    self._on_state(msgspec.json.decode(payload, type=InstanceState))
+                    self._on_state(about[0], msgspec.json.decode(payload, type=InstanceState))
             elif about and about[1] == "commands":
                 self._on_order(about[0], payload)
         except (msgspec.DecodeError, UnicodeDecodeError, Unanswerable) as error:
@@ -257,11 +257,13 @@ class Bus:
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
-    def _on_heartbeat(self, beat: Heartbeat) -> None:
+    def _on_heartbeat(self, instance: str, beat: Heartbeat) -> None:
+        _check_sender(instance, beat)
         if beat.cluster == self._claim.cluster and beat.protocol == PROTOCOL:
             self._detect(HeartbeatReceived(InstanceId(beat.instance), beat.incarnation, beat.progress))
 
-    def _on_state(self, state: InstanceState) -> None:
+    def _on_state(self, instance: str, state: InstanceState) -> None:
+        _check_sender(instance, state)
         if state.cluster != self._claim.cluster:
             return
         if state.protocol != PROTOCOL and self._node:
@@ -315,6 +317,12 @@ class Bus:
         topic = self._topics.replies(reply.instance, client)
         while not await self._connection.publish(topic, reply, qos=1):
             await asyncio.sleep(_ECHO_S)
+
+
+def _check_sender(instance: str, message: Heartbeat | InstanceState) -> None:
+    """Raises ValidationError unless the message is of the instance whose topic it came in."""
+    if message.instance != instance:
+        raise msgspec.ValidationError(f"it is of the instance {message.instance!r}")
 
 
 @asynccontextmanager

@@ -7,7 +7,6 @@ forgotten everything is as good as one that has not.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
@@ -81,7 +80,8 @@ class Connection:
         self._serving = asyncio.create_task(self._serve())
 
     async def publish(self, topic: str, payload: Struct, *, qos: int = 0, retain: bool = False) -> bool:
-        """Whether it was handed to the broker, at QoS 1 and 2 whether it has it; false without a connection."""
+        """Whether it was handed to the broker, at QoS 1 and 2 whether it has it; false without a connection. What
+        cannot be published is told in the log and counts as handed over: nobody is to try it again."""
         client = self._client
         if client is None:
             return False
@@ -89,13 +89,21 @@ class Connection:
             await client.publish(topic, encode(payload), qos=qos, retain=retain, timeout=_ANSWER_S)
         except aiomqtt.MqttError:
             return False
+        except ValueError as error:
+            _log_unpublishable(topic, error)
         return True
 
     async def clear(self, topic: str) -> None:
         """Nothing is retained there any more, if the broker can be reached."""
-        with contextlib.suppress(aiomqtt.MqttError):
-            if client := self._client:
-                await client.publish(topic, b"", qos=1, retain=True, timeout=_ANSWER_S)
+        client = self._client
+        if client is None:
+            return
+        try:
+            await client.publish(topic, b"", qos=1, retain=True, timeout=_ANSWER_S)
+        except aiomqtt.MqttError:
+            pass
+        except ValueError as error:
+            _log_unpublishable(topic, error)
 
     async def close(self) -> None:
         """In order: the last will is not published."""
@@ -155,6 +163,11 @@ class Connection:
             logger=_library,
             tls_context=ssl.create_default_context(cafile=address.ca_file) if address.tls else None,
         )
+
+
+def _log_unpublishable(topic: str, error: ValueError) -> None:
+    """As its topic has wildcards or is too long, which names from elsewhere may make it."""
+    log(_logger, logging.WARNING, "nothing that can be published", {"topic": topic, "why": str(error)})
 
 
 def _complaint(address: Address, error: Exception) -> str:

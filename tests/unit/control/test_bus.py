@@ -14,11 +14,13 @@ import pytest
 
 from aegis.control.bus import Bus, open_bus
 from aegis.control.client import order
+from aegis.control.connection import Connection
 from aegis.control.messages import (
     PROTOCOL,
     Add,
     Claim,
     Command,
+    Heartbeat,
     InstanceState,
     Order,
     Phase,
@@ -166,6 +168,45 @@ def test_what_is_retained_of_an_instance_that_was_removed_is_cleared(broker: Bro
             return [message.topic.value, kept.instance]
 
     assert asyncio.run(main()) == ["left/instances/mixed-7/state", NAME]
+
+
+@pytest.mark.parametrize("name", ["a+b", "x/#", "mixed-7"])
+def test_what_is_said_of_one_instance_in_the_topic_of_another_is_passed_over(broker: Broker, name: str) -> None:
+    said = {"instance": name, "incarnation": 1, "phase": "lost", "role": "mixed", "node": "", "pid": 1}
+
+    async def main() -> tuple[Reply, Recorded, list[str]]:
+        async with serving(broker, "astray") as (bus, node), client_of(broker) as client:
+            await client.subscribe("astray/instances/mixed-7/state", qos=1)
+            for protocol in (PROTOCOL, PROTOCOL + 1):
+                state = msgspec.json.encode(said | {"cluster": bus.settings.cluster, "protocol": protocol})
+                await client.publish(f"astray/instances/{NAME}/state", state, qos=1)
+            beat = Heartbeat(cluster=bus.settings.cluster, instance=name, incarnation=1, number=1, progress=1)
+            await client.publish(f"astray/instances/{NAME}/heartbeat", encode(beat), qos=1)
+            reply = await order(broker.address, "astray", NAME, Pin("llama"), timeout_s=10)
+            await client.publish("astray/instances/mixed-7/state", b"last", qos=1)
+            cleared = [payload.decode() for payload in await heard(client, "astray/instances/mixed-7/state", 1)]
+            return reply, node, cleared
+
+    reply, node, cleared = asyncio.run(main())
+    assert reply.done
+    assert (node.probed, node.fenced, cleared) == ([], [], ["last"])
+
+
+@pytest.mark.parametrize("topic", ["astray/a+b", "astray/#", "x" * 70_000])
+def test_what_no_broker_takes_is_not_tried_again(broker: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> bool:
+        connection = Connection(
+            broker.address, name="astray", subscriptions=(), on_message=lambda _topic, _payload: None
+        )
+        await connection.open()
+        try:
+            await connection.clear(topic)
+            return await connection.publish(topic, Reply(id="1", instance=NAME, done=True, message=""), qos=1)
+        finally:
+            await connection.close()
+
+    assert asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == ["nothing that can be published"] * 2
 
 
 def test_a_repeated_id_is_not_done_twice(broker: Broker) -> None:
