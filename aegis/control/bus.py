@@ -35,6 +35,7 @@ from aegis.control.failure_detector import (
 )
 from aegis.control.messages import (
     PROTOCOL,
+    UNREADABLE,
     Add,
     Beat,
     Claim,
@@ -226,7 +227,7 @@ class Bus:
                     self._on_state(about[0], msgspec.json.decode(payload, type=InstanceState))
             elif about and about[1] == "commands":
                 self._on_order(about[0], payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, Unanswerable) as error:
+        except (*UNREADABLE, Unanswerable) as error:
             log(_logger, logging.WARNING, "nothing that can be read", {"topic": topic, "why": str(error)})
 
     # --- clusters -----------------------------------------------------------------------------------------------------

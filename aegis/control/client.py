@@ -11,12 +11,15 @@ import msgspec
 
 from aegis.config.mqtt_address import Address
 from aegis.control.connection import Connection
-from aegis.control.messages import Add, ClusterOrder, Command, Order, Reply
+from aegis.control.messages import UNREADABLE, Add, ClusterOrder, Command, Order, Reply
 from aegis.control.topics import CLIENT_PATTERN, CLUSTER, Topics
 from aegis.core.errors import UserError
+from aegis.telemetry.logs import log
 
 _NAME = re.compile(CLIENT_PATTERN)  # a part of a topic, as a client's
 _AGAIN_S = 2.0  # the broker may have been away
+
+_logger = logging.getLogger(__name__)
 
 
 async def order(address: Address, prefix: str, instance: str, command: Command | Add, *, timeout_s: float) -> Reply:
@@ -36,7 +39,11 @@ async def order(address: Address, prefix: str, instance: str, command: Command |
     def received(topic: str, payload: bytes) -> None:
         if topic != replies:  # amqtt sends a new client retained messages of others, too
             return
-        reply = msgspec.json.decode(payload, type=Reply)
+        try:
+            reply = msgspec.json.decode(payload, type=Reply)
+        except UNREADABLE as error:
+            log(_logger, logging.DEBUG, "nothing that can be read", {"topic": topic, "why": str(error)})
+            return
         if reply.id == wanted.id and not answer.done():
             answer.set_result(reply)
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from aegis.control.messages import PROTOCOL, ClusterOrder, Order, Reply, Sender
+from aegis.control.messages import PROTOCOL, UNREADABLE, ClusterOrder, Order, Reply, Sender
 from aegis.control.topics import CLUSTER
 
 REMEMBERED = 4096
@@ -29,14 +29,14 @@ def read(payload: bytes, instance: str) -> Order | ClusterOrder | tuple[str, Rep
     """The order, or its client and why it is refused. Raises Unanswerable."""
     try:
         sender = _sender.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise Unanswerable(str(error)) from None
     if sender.protocol != PROTOCOL:
         why = f"this is protocol {PROTOCOL}, the order speaks {sender.protocol}; use the same version of aegis"
     else:
         try:
             return (_cluster_order if instance == CLUSTER else _order).decode(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             why = f"no such order: {error}"
     return sender.client, Reply(id=sender.id, instance=instance, done=False, message=why)
 

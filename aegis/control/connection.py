@@ -146,7 +146,13 @@ class Connection:
     async def _listen(self, client: aiomqtt.Client) -> None:
         async for message in client.messages:
             if isinstance(message.payload, bytes):
-                self._on_message(message.topic.value, message.payload)
+                self._take(message.topic.value, message.payload)
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        try:
+            self._on_message(topic, payload)
+        except Exception:  # noqa: BLE001 - a bug of ours costs this message, not those that come
+            log(_logger, logging.ERROR, "message not handled, for a bug", {"topic": topic}, exc_info=True)
 
     def _new_client(self) -> aiomqtt.Client:
         address = self._address

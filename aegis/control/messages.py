@@ -20,6 +20,9 @@ PROTOCOL = 1
 """The number of the protocol. It is raised whenever a peer with the number before would misunderstand. Other numbers
 are refused."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Raised by decoding what is no such message; the last where it is nested deeply."""
+
 ADDED_MAX = 64
 """Instances by one order."""
 

@@ -192,6 +192,66 @@ def test_what_is_said_of_one_instance_in_the_topic_of_another_is_passed_over(bro
     assert (node.probed, node.fenced, cleared) == ([], [], ["last"])
 
 
+def test_what_is_nested_too_deeply_is_passed_over(broker: Broker) -> None:
+    nested = b'{"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}"
+    topics = ["cluster", "cluster/beat", "cluster/commands"]
+    topics += [f"instances/{NAME}/{what}" for what in ("state", "heartbeat", "commands")]
+
+    async def main() -> Reply:
+        async with serving(broker, "nested"), client_of(broker) as client:
+            for topic in topics:
+                await client.publish(f"nested/{topic}", nested, qos=1)
+            return await order(broker.address, "nested", NAME, Pin("llama"), timeout_s=10)
+
+    assert asyncio.run(main()).done
+
+
+@pytest.mark.parametrize("payload", [b"", b"{}", b'{"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}"])
+def test_a_client_passes_over_what_is_no_reply(broker: Broker, payload: bytes) -> None:
+    async def main() -> Reply:
+        async with client_of(broker) as client:
+            await client.subscribe(f"replied/instances/{NAME}/commands", qos=1)
+            waiting = asyncio.create_task(order(broker.address, "replied", NAME, Pin("llama"), timeout_s=10))
+            (command,) = await heard(client, f"replied/instances/{NAME}/commands", 1)
+            wanted = msgspec.json.decode(command, type=Order)
+            reply = Reply(id=wanted.id, instance=NAME, done=True, message="done")
+            for said in (payload, encode(reply)):
+                await client.publish(f"replied/instances/{NAME}/replies/{wanted.client}", said, qos=1)
+            return await waiting
+
+    assert asyncio.run(main()).done
+
+
+def test_a_message_that_cannot_be_handled_costs_no_other(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[bytes]:
+        taken: list[bytes] = []
+        all_taken = asyncio.Event()
+
+        def take(topic: str, payload: bytes) -> None:
+            if topic != "bug":  # amqtt sends retained messages of others too
+                return
+            if payload == b"first":
+                raise RuntimeError("a bug")
+            taken.append(payload)
+            all_taken.set()
+
+        connection = Connection(broker.address, name="buggy", subscriptions=["bug"], on_message=take)
+        await connection.open()
+        try:
+            async with client_of(broker) as client, asyncio.timeout(10):
+                for payload in (b"first", b"second"):
+                    await client.publish("bug", payload, qos=1)
+                await all_taken.wait()
+        finally:
+            await connection.close()
+        return taken
+
+    assert asyncio.run(main()) == [b"second"]
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == ("ERROR", "message not handled, for a bug")
+    assert record.exc_info
+
+
 @pytest.mark.parametrize("topic", ["astray/a+b", "astray/#", "x" * 70_000])
 def test_what_no_broker_takes_is_not_tried_again(broker: Broker, topic: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> bool:

@@ -6,6 +6,7 @@ from aegis.control.commands import CommandLog, Unanswerable, read
 from aegis.control.messages import Order, Pin, Reply, encode
 
 ORDER = Order(id="1", client="me", command=Pin("llama"))
+NESTED = b'{"x":' + b"[" * 2_000 + b"]" * 2_000 + b"}"
 DONE = Reply(id="1", instance="mixed-0", done=True, message="pinned")
 
 
@@ -31,7 +32,7 @@ def test_what_cannot_be_done_is_refused_to_whom_it_concerns(change: dict[str, ob
     assert why in reply.message
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b'{"id": "1"}', b'{"id": "1", "client": "a/#"}'])
+@pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b'{"id": "1"}', b'{"id": "1", "client": "a/#"}', NESTED])
 def test_what_names_nobody_is_not_answered(payload: bytes) -> None:
     with pytest.raises(Unanswerable):
         read(payload, "mixed-0")
