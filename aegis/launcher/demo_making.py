@@ -105,13 +105,17 @@ async def _start(names: Sequence[str], *, beside: bool = False) -> Process:
         *(sys.executable, "-m", "aegis.cli.main", "demo", *names),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE if beside else None,
-        preexec_fn=_follow_nicely if beside else end_with_launcher,
+        preexec_fn=_follow_nicely if beside else _follow,
     )
 
 
-def _follow_nicely() -> None:
+def _follow() -> None:
     end_with_launcher()
-    os.setpgid(0, 0)  # Ctrl-C is for the launcher
+    os.setpgid(0, 0)  # Ctrl-C is for the launcher, as is what else is sent to all processes
+
+
+def _follow_nicely() -> None:
+    _follow()
     os.nice(_NICER)
 
 

@@ -219,7 +219,7 @@ async def _made_first(stop: asyncio.Event) -> bool:
     making.cancel()
     await asyncio.wait([making])
     if not making.cancelled():
-        making.exception()  # the signal that stops has ended what made them
+        making.exception()  # it failed just now
     return False
 
 
