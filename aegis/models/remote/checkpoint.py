@@ -103,7 +103,8 @@ class RemoteCheckpoint:
         stored.record.revision = listing.revision
         stored.record.small = [file.name for file in self._small]
         stored.record.weights = [file.name for file in self._weights]
-        stored.only(file.name for file in (*self._small, *self._weights))
+        stored.record.listed = {file.name: file.tag for file in (*self._small, *self._weights)}
+        stored.only(stored.record.listed)
         stored.write()
 
     async def _look_at(self, registry: Registry, stored: Stored, client: httpx.AsyncClient, file: RemoteFile) -> None:
@@ -124,11 +125,14 @@ class RemoteCheckpoint:
         stored.record.looked_at = file.tag
 
     def _remembered(self, stored: Stored) -> bool:
-        """Whether it was fetched before, as a whole."""
+        """Whether it was fetched before, as a whole: of an update that was only looked at the weights are missing, and
+        those of the same name belong to other small files."""
         record, names = stored.record, [*stored.record.small, *stored.record.weights]
         if not record.weights or any(name not in record.kept for name in names):
             return False
         known = {name: record.kept[name] for name in names}
+        if record.listed is not None and record.listed != {name: kept.tag for name, kept in known.items()}:
+            return False
         files = {name: RemoteFile(name, "", kept.size_bytes, kept.sha256, kept.tag) for name, kept in known.items()}
         self._small = tuple(files[name] for name in record.small)
         self._weights = tuple(files[name] for name in record.weights)

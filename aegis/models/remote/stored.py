@@ -31,6 +31,9 @@ class Record(Struct):
     revision: str = ""
     small: list[str] = []
     weights: list[str] = []
+    listed: dict[str, str | None] | None = None
+    """The tags of `small` and `weights`, which belong together; None in a record of an earlier version."""
+
     kept: dict[str, KeptFile] = {}
     begun: dict[str, str | None] = {}
     """The tags of those that are partly there."""
@@ -101,7 +104,10 @@ class Stored:
         self.partial(name).unlink(missing_ok=True)
 
     def keep(self, file: RemoteFile, sha256: str) -> None:
-        """It is whole and right."""
+        """It is whole and right. What was listed before is whole no more where this is not part of it."""
+        if self.record.weights and (self.record.listed or {}).get(file.name, "") != file.tag:
+            self.record.weights = []
+            self.write()  # first, for nothing may come after the file has its place
         target = self.files / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         size_bytes = self.partial(file.name).stat().st_size

@@ -326,6 +326,59 @@ def test_a_source_that_is_away_has_what_it_had(remote: Remote, web: CheckpointSe
     assert len(web.asked) == asked + 4, "it is told at once what is known"
 
 
+def test_an_update_that_was_only_looked_at_is_not_taken_with_the_weights_from_before(
+    remote: Remote, web: CheckpointServer
+) -> None:
+    fetched(remote("hf://org/tiny"))
+    folder = web.root / "org" / "tiny"
+    (folder / "config.json").write_bytes(b'{"model_type": "qwen3"}')
+    (folder / "model.safetensors").write_bytes(save({"weight": np.ones(120_000, np.float32)}))
+    remote("hf://org/tiny").look()
+    web.away = True
+    with pytest.raises(ModelRefused, match="in a row; try again later"):
+        remote("hf://org/tiny").look()
+    web.away = False
+    updated = fetched(remote("hf://org/tiny"))
+    web.away = True
+    assert fetched(remote("hf://org/tiny")) == updated
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_an_update_whose_small_files_broke_off_is_not_taken_for_what_was_there_before(
+    remote: Remote, web: CheckpointServer, name: str
+) -> None:
+    """A file that is new counts, too: it lies beside those from before."""
+    fetched(remote("hf://org/tiny"))
+    (web.root / "org" / "tiny" / name).write_bytes(b'{"model_type": "qwen3"}')
+    (web.root / "org" / "tiny" / "tokenizer.json").write_bytes(b'{"version": "2"}')
+    web.cut["tokenizer.json"] = [0] * 20
+    with pytest.raises(ModelRefused, match="6 times in a row"):
+        remote("hf://org/tiny").look()
+    web.away = True
+    with pytest.raises(ModelRefused, match="in a row; try again later"):
+        remote("hf://org/tiny").look()
+
+
+def test_an_update_of_which_nothing_came_leaves_what_was_there(remote: Remote, web: CheckpointServer) -> None:
+    before = fetched(remote("hf://org/tiny"))
+    (web.root / "org" / "tiny" / "config.json").write_bytes(b'{"model_type": "qwen3"}')
+    web.cut["config.json"] = [0] * 20
+    with pytest.raises(ModelRefused, match="6 times in a row"):
+        remote("hf://org/tiny").look()
+    web.away = True
+    assert fetched(remote("hf://org/tiny")) == before
+
+
+def test_a_record_of_an_earlier_version_is_believed(remote: Remote, web: CheckpointServer, tmp_path: Path) -> None:
+    fetched(remote("hf://org/tiny"))
+    file = Stored(tmp_path / "cache", "hf://org/tiny").directory / "record.json"
+    record = json.loads(file.read_text())
+    del record["listed"]
+    file.write_text(json.dumps(record))
+    web.away = True
+    assert fetched(remote("hf://org/tiny")) == needed(FILES)
+
+
 def test_a_file_that_never_ends_is_refused_and_so_are_weights_of_unknown_size(
     remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
