@@ -35,8 +35,8 @@ class Asked:
 class CheckpointServer:
     """`wrong` files come with a byte changed, `cut` ones break off after so many bytes, as often as they are told;
     `away` answers 503 to all. Without `ranges` files come as a whole only, without `lengths` nobody knows how much of
-    them is to come. `bytes_per_s` is how fast each comes. Parts are `shifted` by so many bytes from what was asked
-    for."""
+    them is to come, without `heads` only those who ask for the files. `bytes_per_s` is how fast each comes. Parts are
+    `shifted` by so many bytes from what was asked for."""
 
     root: Path
     port: int = 0
@@ -44,6 +44,7 @@ class CheckpointServer:
     ranges: bool = True
     etags: bool = True
     lengths: bool = True
+    heads: bool = True
     away: bool = False
     bytes_per_s: float = float("inf")
     shifted: int = 0
@@ -82,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.told.asked.append(asked)
         if self.told.away:
             self._send(503, b"")
+        elif self.command == "HEAD" and not self.told.heads:
+            self._send(405, b"")
         elif self.told.token and asked.token != f"Bearer {self.told.token}":
             self._send(401, b"")
         elif api := re.fullmatch(r"/api/models/(.+)/(revision|tree)/([^/]+)", path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,10 @@ import httpx
 
 from aegis.core.errors import ModelRefused, install_advice
 from aegis.models.remote.address import BucketAddress
-from aegis.models.remote.http import Away, why
+from aegis.models.remote.http import LIST_BYTES_MAX, Away, why
 from aegis.models.remote.listing import FILES_MAX, SUMS, Listing, RemoteFile, beside_weights, read_sums
 
+_CHUNK_BYTES = 1 << 20
 _SIGNED_S = 3600
 
 
@@ -45,8 +47,7 @@ class Bucket:
         found = Listing(tuple(await self._ask(self._objects)))
         sums: dict[str, str] = {}
         if found.named(SUMS):
-            got = await self._ask(partial(self._client.get_object, Bucket=self._bucket, Key=self._prefix + SUMS))
-            sums = read_sums((await asyncio.to_thread(got["Body"].read)).decode("utf-8", "replace"))
+            sums = read_sums((await self._ask(self._sums)).decode("utf-8", "replace"))
         needed = {self._file} if self._file else {file.name for file in beside_weights(found)}
         files = []
         for file in found.files:
@@ -74,6 +75,17 @@ class Bucket:
         if not files:
             raise ModelRefused(f"there is nothing under {self._prefix or '/'} in the bucket {self._bucket}")
         return files
+
+    def _sums(self) -> bytes:
+        body, found = self._client.get_object(Bucket=self._bucket, Key=self._prefix + SUMS)["Body"], bytearray()
+        with closing(body):
+            for chunk in body.iter_chunks(_CHUNK_BYTES):
+                found += chunk
+                if len(found) > LIST_BYTES_MAX:
+                    raise ModelRefused(
+                        f"{SUMS} has more than {LIST_BYTES_MAX >> 20} MiB, which are the most that are read"
+                    )
+        return bytes(found)
 
     async def _headed(self, file: RemoteFile, sha256: str | None) -> RemoteFile:
         """With its sha256, if the bucket has that of the whole object: one of parts says nothing of the content."""

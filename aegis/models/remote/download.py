@@ -36,7 +36,7 @@ from aegis.models.remote.fetch_core import (
     WantedFile,
 )
 from aegis.models.remote.http import BUSY, begins_at, host_of, other_part, why
-from aegis.models.remote.listing import RemoteFile, small_bytes_max
+from aegis.models.remote.listing import RemoteFile, is_beside_weights, refuse_too_many_small, small_bytes_max
 from aegis.models.remote.stored import Stored, digest_of
 
 _REPORT_NS = 250_000_000
@@ -68,6 +68,8 @@ class Download:
         self._client = client
         self._report = report
         self._reported_ns, self._reported_bytes = 0, 0
+        self._small_bytes = 0
+        self._unforeseen: dict[str, int] = {}
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._files: dict[str, RemoteFile] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -77,6 +79,7 @@ class Download:
         """Returns when all are kept. Raises ModelRefused; what is there then stays."""
         missing = [file for file in files if not self._stored.has(file)]
         self._files = {file.name: file for file in missing}
+        self._small_bytes = sum(self._known_bytes(file) for file in files if is_beside_weights(file.name))
         core = FetchCore(
             WantedFile(file.name, file.size_bytes, file.sha256, self._stored.have_bytes(file)) for file in missing
         )
@@ -187,15 +190,33 @@ class Download:
 
     async def _write(self, file: RemoteFile, begins: int, size_bytes: int | None, response: httpx.Response) -> None:
         await self._written(Answered(file.name, begins, size_bytes))
-        path, most = self._stored.partial(file.name), file.size_bytes or size_bytes or small_bytes_max(file.name)
+        path, most = self._stored.partial(file.name), small_bytes_max(file.name)
         with path.open("r+b" if path.exists() else "wb") as out:
             have = out.seek(begins)
             async for chunk in response.aiter_raw():
                 have += len(chunk)
-                if size_bytes is None and have > most:
-                    raise ModelRefused(f"{file.name} has more than {most >> 20} MiB, which are the most that are read")
+                if file.size_bytes is None:  # as of none of the weights
+                    if have > most:
+                        raise ModelRefused(
+                            f"{file.name} has more than {most >> 20} MiB, which are the most that are read"
+                        )
+                    self._count(file.name, have)
                 out.write(chunk)
                 await self._written(Arrived(file.name, have))
+
+    def _known_bytes(self, file: RemoteFile) -> int:
+        if file.size_bytes is not None:
+            return file.size_bytes
+        if file.name not in self._files:
+            return self._stored.record.kept[file.name].size_bytes
+        self._unforeseen[file.name] = self._stored.have_bytes(file)
+        return self._unforeseen[file.name]
+
+    def _count(self, name: str, have_bytes: int) -> None:
+        """Of a file beside the weights whose size was not listed. Raises ModelRefused."""
+        self._small_bytes += have_bytes - self._unforeseen.get(name, 0)
+        self._unforeseen[name] = have_bytes
+        refuse_too_many_small(self._small_bytes)
 
     async def _written(self, event: Event) -> None:
         """Waits until the core has seen it: it may have ended this very task."""

@@ -16,6 +16,8 @@ from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX
 
 FILES_MAX = 10_000
 SIZE_MAX = 1 << 53
+SMALL_BYTES_MAX = 1 << 30
+"""Of all files beside the weights together, which are fetched before any limit of the cache is asked."""
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -73,19 +75,26 @@ def refuse_climbing(names: Iterable[str]) -> None:
 
 
 def beside_weights(listing: Listing) -> list[RemoteFile]:
-    """Configuration, tokenizer and templates. Raises ModelRefused where one is too large, or there is no
-    configuration."""
+    """Configuration, tokenizer and templates. Raises ModelRefused where one is too large, or all together are, or there
+    is no configuration."""
     refuse_climbing(file.name for file in listing.files)
-    found = [file for file in listing.files if _is_beside_weights(PurePosixPath(file.name))]
+    found = [file for file in listing.files if is_beside_weights(file.name)]
     for file in found:
         most = small_bytes_max(file.name)
         if file.size_bytes is not None and file.size_bytes > most:
             raise ModelRefused(f"{file.name} has {file.size_bytes >> 20} MiB, at most {most >> 20} are read")
+    refuse_too_many_small(sum(file.size_bytes or 0 for file in found))
     if listing.named(CONFIG) is None:
         ggufs = sorted(file.name for file in listing.files if file.name.endswith(_GGUF))
         hint = f"; it has GGUF files, of which an address may name one, as …/{ggufs[0]}" if ggufs else ""
         raise ModelRefused(f"there is no {CONFIG}, so it is not a checkpoint{hint}")
     return found
+
+
+def refuse_too_many_small(nbytes: int) -> None:
+    """Raises ModelRefused where the files beside the weights have more than may be fetched of them."""
+    if nbytes > SMALL_BYTES_MAX:
+        raise ModelRefused(f"the files beside its weights have more than {SMALL_BYTES_MAX >> 20} MiB together")
 
 
 def small_bytes_max(name: str) -> int:
@@ -132,7 +141,8 @@ def read_sums(text: str) -> dict[str, str]:
     return {found[2]: found[1].lower() for found in lines if found}
 
 
-def _is_beside_weights(path: PurePosixPath) -> bool:
+def is_beside_weights(name: str) -> bool:
+    path = PurePosixPath(name)
     if path.name.startswith("."):
         return False
     text = path.suffix in (*_TEXT, *_VOCABULARY) or path.name in _WORD_LISTS

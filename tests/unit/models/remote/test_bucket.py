@@ -59,6 +59,16 @@ def test_a_list_of_sums_stands_in_for_it(tmp_path: Path, served: BucketServer) -
         checkpoint.fetch()
 
 
+def test_a_list_of_sums_that_is_long_is_refused(
+    tmp_path: Path, served: BucketServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aegis.models.remote.bucket.LIST_BYTES_MAX", 1 << 20)
+    served.put("long/config.json", b"{}")
+    served.put("long/SHA256SUMS", bytes((1 << 20) + 1))
+    with pytest.raises(ModelRefused, match=r"SHA256SUMS has more than 1 MiB"):
+        remote(tmp_path, "s3://models/long").look()
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [

@@ -394,6 +394,32 @@ def test_a_file_that_never_ends_is_refused_and_so_are_weights_of_unknown_size(
         remote(f"{web.url}/org/tiny").look()
 
 
+@pytest.mark.parametrize("lengths", [True, False])
+def test_small_files_that_are_much_together_are_refused(
+    remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lengths: bool
+) -> None:
+    """By their sizes before any is fetched, else as they come."""
+    monkeypatch.setattr("aegis.models.remote.listing.SMALL_BYTES_MAX", 1 << 20)
+    for number in range(8):
+        (web.root / "org" / "tiny" / f"{number}.model").write_bytes(bytes(300_000))
+    web.lengths = lengths
+    for _ in range(2):
+        with pytest.raises(ModelRefused, match=r"^the files beside its weights have more than 1 MiB together"):
+            remote(f"{web.url}/org/tiny").look()
+    assert lengths is not bool(web.asked_for(".model"))
+    assert sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.model")) <= 1 << 20
+
+
+def test_a_small_file_is_bounded_where_only_its_answer_says_how_large_it_is(
+    remote: Remote, web: CheckpointServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aegis.models.remote.listing.JSON_BYTES_MAX", 1 << 20)
+    (web.root / "org" / "tiny" / "config.json").write_bytes(bytes(3 << 20))
+    web.heads = False
+    with pytest.raises(ModelRefused, match=r"^config\.json has more than 1 MiB"):
+        remote(f"{web.url}/org/tiny").look()
+
+
 FULL = """
 import resource, sys
 from pathlib import Path
