@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,14 +36,15 @@ class Asked:
 class CheckpointServer:
     """`wrong` files come with a byte changed, `cut` ones break off after so many bytes, as often as they are told;
     `away` answers 503 to all. Without `ranges` files come as a whole only, without `lengths` nobody knows how much of
-    them is to come, without `heads` only those who ask for the files. `bytes_per_s` is how fast each comes. Parts are
-    `shifted` by so many bytes from what was asked for."""
+    them is to come, without `heads` only those who ask for the files. With `dates` it says when files were modified.
+    `bytes_per_s` is how fast each comes. Parts are `shifted` by so many bytes from what was asked for."""
 
     root: Path
     port: int = 0
     token: str = ""
     ranges: bool = True
     etags: bool = True
+    dates: bool = False
     lengths: bool = True
     heads: bool = True
     away: bool = False
@@ -111,10 +113,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = bytearray(file.read_bytes())
         etag = {"ETag": f'"{hashlib.md5(content).hexdigest()}"'} if self.told.etags else {}
+        date = {"Last-Modified": formatdate(file.stat().st_mtime, usegmt=True)} if self.told.dates else {}
         if file.name in self.told.wrong:
             content[-1] ^= 1
-        headers, code, begin, end = {"Accept-Ranges": "bytes"} | etag, 200, 0, len(content)
-        current = self.headers.get("If-Range") in (None, etag.get("ETag"))
+        headers, code, begin, end = {"Accept-Ranges": "bytes"} | etag | date, 200, 0, len(content)
+        current = self.headers.get("If-Range") in (None, *etag.values(), *date.values())
         if wanted and self.told.ranges and current:
             begin, end = int(wanted[1]) + self.told.shifted, min(int(wanted[2] or len(content)) + 1, len(content))
             if begin >= len(content):

@@ -97,12 +97,12 @@ async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Sem
             return file
         raise
     etag, size = answer.headers.get("etag", ""), answer.headers.get("content-length", "")
-    strong = etag if etag.startswith('"') else ""
-    tag = file.sha256 or strong or answer.headers.get("last-modified")
+    current = etag if etag.startswith('"') else answer.headers.get("last-modified")
+    tag = file.sha256 or current
     size_bytes = as_size(int(size)) if size.isascii() and size.isdigit() else None
     if None not in (size_bytes, file.size_bytes) and size_bytes != file.size_bytes:
         raise ModelRefused(f"{file.name} has {size_bytes} bytes, its index says {file.size_bytes}")
-    headers = {"If-Range": strong} if strong else {}
+    headers = {"If-Range": current} if current else {}
     return RemoteFile(file.name, file.url, size_bytes or file.size_bytes, file.sha256, tag, headers=headers)
 
 

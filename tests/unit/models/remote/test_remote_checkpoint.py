@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -154,6 +155,29 @@ def test_a_file_that_changed_meanwhile_is_fetched_anew(remote: Remote, web: Chec
     (web.root / "org" / "tiny" / "model.safetensors").write_bytes(other)
     assert fetched(remote(source.format(url=web.url)))["model.safetensors"] == other
     assert [asked.start for asked in web.asked_for("model.safetensors")] == [0]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+def test_a_file_that_only_a_date_tells_apart_is_gone_on_with_unless_it_changed(
+    remote: Remote, web: CheckpointServer, changes: bool
+) -> None:
+    """It changes after the listing, so the server alone knows."""
+    web.etags, web.dates = False, True
+    file = web.root / "org" / "tiny" / "model.safetensors"
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    checkpoint = remote(f"{web.url}/org/tiny")
+    checkpoint.look()
+    web.cut["model.safetensors"] = [100_000] + [0] * 20
+    with pytest.raises(ModelRefused):
+        checkpoint.fetch()
+    web.cut.clear()
+    if changes:
+        file.write_bytes(save({"weight": np.ones(120_000, np.float32)}))
+    web.asked.clear()
+    directory = checkpoint.fetch().checkpoint.directory
+    assert (directory / file.name).read_bytes() == file.read_bytes()
+    (asked,) = web.asked_for(file.name)
+    assert asked.start == 100_000 and asked.sent_bytes == file.stat().st_size - (0 if changes else 100_000)
 
 
 def test_a_wrong_byte_is_fetched_again_once_and_then_refused(remote: Remote, web: CheckpointServer) -> None:
