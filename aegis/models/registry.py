@@ -7,7 +7,8 @@ appears in the cache whole or not at all, and only after the model has been chec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
-from aegis.models.disk_cache import DiskCache, use
+from aegis.models.disk_cache import DiskCache, Hold, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.gguf.checkpoint import write_config_files
@@ -132,14 +133,25 @@ def register(
         if renew or not _has_image(looked, dtype, form, cache_dir):
             if looks:
                 return None
-            disk = DiskCache(cache_dir, disk_bytes)
-            with disk.room(_image_bytes(looked) + looked.missing_bytes, place.entry):  # the image, and what is fetched
+            disk, nbytes = DiskCache(cache_dir, disk_bytes), _image_bytes(looked) + looked.missing_bytes
+            with disk.room(nbytes, place.entry), _held(place.entry):
                 spec = _register(source, place.fetch(), dtype, form, cache_dir, check, report, weigh, renew)
             disk.trim([Path(spec.directory)])
             return spec
         return _register(source, looked, dtype, form, cache_dir, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
+
+
+@contextmanager
+def _held(entry: Path | None) -> Iterator[None]:
+    """Another process may need room while its weights are read."""
+    hold = Hold(entry) if entry else None
+    try:
+        yield
+    finally:
+        if hold:
+            hold.release()
 
 
 def _refuse_too_large(stored: int, limit_bytes: int | None) -> None:

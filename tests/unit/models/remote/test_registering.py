@@ -83,6 +83,22 @@ def test_what_is_longest_unused_leaves_for_another_and_is_fetched_again(tmp_path
     assert register_within("two") == second
 
 
+def test_what_was_fetched_does_not_leave_for_others_while_it_is_converted(
+    tmp_path: Path, web: CheckpointServer
+) -> None:
+    cache, size = tmp_path / "cache", (web.root / "one" / SHARD).stat().st_size
+    there: list[bool] = []
+
+    def check(spec: ModelSpec, model: object) -> None:
+        with pytest.raises(ModelRefused, match="may not leave"), DiskCache(cache, 2 * size).room(2 * size):
+            pass
+        there.extend(path.exists() for path in (cache / "checkpoints").glob(f"*/files/{SHARD}"))
+
+    assert registered(web, cache, "one", check=check) and there == [True]
+    with DiskCache(cache, 2 * size).room(2 * size):
+        assert not list((cache / "checkpoints").glob(f"*/files/{SHARD}")), "it may leave afterwards"
+
+
 def test_a_lazy_directory_is_looked_at_alone(tmp_path: Path, web: CheckpointServer) -> None:
     (source,) = read_sources([str(web.root / "one")])
     how = {"dtype": "float32", "cache_dir": tmp_path / "cache"}
