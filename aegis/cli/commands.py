@@ -211,9 +211,8 @@ def _command_named(tree: Callable[..., Any], context: typer.Context | None) -> s
         return context.command_path
     words, within = ["aegis"], tree
     for word in sys.argv[1:]:
-        if (
-            command := getattr(within, "commands", {}).get(word)
-        ) is not None:  # else an option of a group, or its value
+        command = getattr(within, "commands", {}).get(word)
+        if command is not None:  # else it is an option of a group, or its value
             words.append(word)
             within = command
     return " ".join(words)

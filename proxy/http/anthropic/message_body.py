@@ -20,9 +20,6 @@ from proxy.http.structured.tools import TOOLS_MAX
 from proxy.http.translated import Translated
 
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
-_WITHOUT_EFFECT = frozenset({"cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed"})
-"""What the server does anyway, or what is about the vendor's."""
-
 _NOT_SERVED = frozenset({"container", "context_management", "mcp_servers"})
 
 
@@ -96,8 +93,6 @@ def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) ->
         variables.setdefault("enable_thinking", thinks)
     if variables:
         values["chat_template_kwargs"] = variables
-    for name in _WITHOUT_EFFECT:
-        body.take(name)
     for name in sorted(_NOT_SERVED):
         if body.take(name):
             ignored.add(name)

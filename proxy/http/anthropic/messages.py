@@ -111,8 +111,6 @@ async def count_tokens(request: Request) -> Response:
 async def _count(request: Request, body: TokensBody, served: Served, ignored: Ignored) -> int:
     text = needs_chat_template(served)
     chat = await beside_loop(lambda: conversation_request(body, text, ignored), body.nbytes, few=SMALL_BYTES)
-    for name in ("output_config", "output_format"):
-        body.take(name)
     _end(request, body, ignored)
     async with admitted(request, served):
         with chat.renamed(_NAMES):

@@ -73,7 +73,6 @@ _NOT_VARIABLES = frozenset(
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _NOT_SERVED = ("metadata", "store", "verbosity")
-_WITHOUT_EFFECT = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier")
 
 router = direct_router()
 
@@ -142,8 +141,6 @@ async def create_chat_completion(request: Request) -> Response:
     for name in _NOT_SERVED:
         if body.take(name):
             ignored.add(name)
-    for name in _WITHOUT_EFFECT:
-        body.take(name)
     return ignored.tell(request, await held(request, body, lambda: converse(request, body, _worded)))
 
 

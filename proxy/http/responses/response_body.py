@@ -63,7 +63,6 @@ _TOOL = _object(
 _CHOICE = {"anyOf": [{"enum": ["none", "auto", "required"]}, ANY_OBJECT]}
 _AS_IN_CHAT = ("stream", "temperature", "top_p", "top_k", "seed", "priority", "pace", "parallel_tool_calls")
 _TOLD_AGAIN = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
-_WITHOUT_EFFECT = ("client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier")
 _NOT_SERVED = ("context_management", "moderation")
 _SCORES = "message.output_text.logprobs"
 _METADATA_MAX, _INCLUDE_MAX = 16, 64
@@ -196,8 +195,6 @@ def chat_request(
         values["reasoning_effort"] = effort
     if _includes_scores(body, ignored) or body.top_logprobs:
         values |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    for name in (*_WITHOUT_EFFECT, "stream_options"):
-        body.take(name)
     for name in _NOT_SERVED:
         if body.take(name):
             ignored.add(name)
