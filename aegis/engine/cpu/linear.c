@@ -261,18 +261,19 @@ INLINE void fours_tile(const product_t *p, int64_t block, int first, const int c
 enum { SHORT_PIECE = 128, LONG_PIECE = 512, SHORT_PIECE_ROWS = 32 };
 
 /* Integers as the bfloat16 they are, in the order of weights of that type: `pairs` columns by two of a block. The bytes
-   of a number are looked up by its absolute value. */
+   of a number are looked up by its absolute value; of 128, which is beyond the tables, the lower one is 0's. */
 static void unpack_bytes(const uint8_t *from, uint16_t *to, int pairs) {
     const __m512i low[2] = {_mm512_loadu_si512(tables.lower), _mm512_loadu_si512(tables.lower + 64)};
     const __m512i high[2] = {_mm512_loadu_si512(tables.higher), _mm512_loadu_si512(tables.higher + 64)};
     const __m512i order[2] = {_mm512_loadu_si512(tables.pairs[0]), _mm512_loadu_si512(tables.pairs[1])};
-    const __m512i sign = _mm512_set1_epi8((char)0x80);
+    const __m512i sign = _mm512_set1_epi8((char)0x80), of_128 = _mm512_set1_epi8(0x43);
     for (int k = 0; k < pairs; k += 2, from += 4 * BLOCK, to += 4 * BLOCK)
         for (int j = 0; j < 4; j++) {
             _mm_prefetch((const char *)from + SOON + 64 * j, _MM_HINT_T0);
             __m512i value = _mm512_loadu_si512(from + 64 * j), size = _mm512_abs_epi8(value);
             __m512i lows = _mm512_permutex2var_epi8(low[0], size, low[1]);
             __m512i highs = _mm512_permutex2var_epi8(high[0], size, high[1]);
+            highs = _mm512_mask_mov_epi8(highs, _mm512_movepi8_mask(size), of_128);
             highs = _mm512_or_si512(highs, _mm512_and_si512(value, sign));
             _mm512_storeu_si512(to + 32 * j, _mm512_permutex2var_epi8(lows, order[0], highs));
             _mm512_storeu_si512(to + 2 * BLOCK + 32 * j, _mm512_permutex2var_epi8(lows, order[1], highs));

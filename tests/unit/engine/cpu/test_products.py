@@ -11,7 +11,7 @@ from aegis.core.model import WeightsName
 from aegis.engine.cpu.library import NARROW, PACKED, Linear, library
 from aegis.engine.cpu.products import product
 from aegis.engine.packed_linear import packed_at
-from aegis.engine.quantised.integers import dequantised, quantise
+from aegis.engine.quantised.integers import Integers, dequantised, quantise
 from aegis.engine.quantised.layers import FORMS, Int4Blocks, QuantisedLinear, parts
 from aegis.engine.tensor_views import dtype_named
 
@@ -23,10 +23,15 @@ ROWS, COLUMNS = 192, 320
 def _layer(weights: WeightsName, columns: int) -> tuple[QuantisedLinear, torch.Tensor]:
     """With the weight that it stands for."""
     draws = torch.Generator().manual_seed(3)
-    dense = torch.nn.Linear(columns, ROWS, dtype=torch.bfloat16)
-    dense.bias = torch.nn.Parameter(torch.randn(ROWS, generator=draws).bfloat16(), requires_grad=False)
+    bias = torch.randn(ROWS, generator=draws).bfloat16()
     integers = quantise(torch.randn(ROWS, columns, generator=draws).bfloat16(), weights)
     assert integers is not None
+    return _layer_of(integers, bias), dequantised(integers)
+
+
+def _layer_of(integers: Integers, bias: torch.Tensor) -> QuantisedLinear:
+    dense = torch.nn.Linear(integers.shape[1], ROWS, dtype=torch.bfloat16)
+    dense.bias = torch.nn.Parameter(bias, requires_grad=False)
     stored = parts(integers, torch.bfloat16, packs=True)
     layer = FORMS[stored[0].name](dense)
     for part in stored:
@@ -36,7 +41,7 @@ def _layer(weights: WeightsName, columns: int) -> tuple[QuantisedLinear, torch.T
         else:
             tensor = part.content.view(dtype_named(part.dtype)).view(part.shape)
         setattr(layer, part.name, tensor)
-    return layer, dequantised(integers)
+    return layer
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 13, 49, 200])
@@ -55,6 +60,17 @@ def test_it_is_the_reference_s(weights: WeightsName, columns: int, rows: int) ->
     assert layer._compiled is not None and layer._compiled[1] is not None
     off = (got.double() - exact).abs().amax() / exact.abs().amax()
     assert off < 2**-7
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+@torch.inference_mode()
+def test_eight_bits_may_be_any(rows: int) -> None:
+    """Checkpoints of others have -128, which `quantise` makes never."""
+    values = torch.arange(-128, 128).repeat(ROWS, 1).to(torch.int8)
+    integers = Integers(8, values, torch.full((ROWS, 1), 0.5))
+    x = torch.eye(256).bfloat16()[:rows]  # each row finds one column, and so the first one -128
+    got = _layer_of(integers, torch.zeros(ROWS).bfloat16())(x)
+    assert (got.float() - dequantised(integers)[:, :rows].t()).abs().amax() < 0.5
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 40, 530])
