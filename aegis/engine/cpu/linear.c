@@ -507,8 +507,8 @@ static void blocks(void *context, int64_t from, int64_t to) {
         const int most = PIECE_ROWS / (of_digits ? p->input->digits : 1);
         for (int64_t block = from, stop; block < to; block = stop) {
             stop = block + many < to ? block + many : to;
-            for (int first = 0, some; first < rows; first += some) {
-                some = rows - first < most ? rows - first : most;
+            for (int first = 0, some; first < rows; first += some) { /* about equal: a few alone would miss the tiles */
+                some = next_tile(rows - first, most);
                 (of_digits ? digit_pieces : pieces)(p, block, stop, first, some);
             }
         }

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aegis.core.model import WeightsName
+from aegis.engine.cpu import products
 from aegis.engine.cpu.library import NARROW, PACKED, Linear, library
-from aegis.engine.cpu.products import product
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.quantised.integers import Integers, dequantised, quantise
 from aegis.engine.quantised.layers import FORMS, Int4Blocks, QuantisedLinear, parts
@@ -73,16 +73,20 @@ def test_eight_bits_may_be_any(rows: int) -> None:
     assert (got.float() - dequantised(integers)[:, :rows].t()).abs().amax() < 0.5
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 40, 530])
+@pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 40, 513, 530])
 @pytest.mark.parametrize(("form", "block"), [(PACKED, 64), (NARROW, 32)])
 @torch.inference_mode()
-def test_dense_weights_may_lie_in_blocks_of_either_width(form: int, block: int, rows: int) -> None:
+def test_dense_weights_may_lie_in_blocks_of_either_width(
+    form: int, block: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of steps with more rows than compiled products take at once."""
+    monkeypatch.setattr(products, "ROWS_MAX", rows)
     draws = torch.Generator().manual_seed(5)
     weight = torch.randn(ROWS, COLUMNS, generator=draws).bfloat16()
     lying = weight.view(-1, block, COLUMNS // 2, 2).transpose(1, 2).contiguous()
     x = torch.randn(rows, COLUMNS, generator=draws).bfloat16()
     exact = x.double() @ weight.double().t()
-    got = product(x, Linear(lying.data_ptr(), None, None, ROWS, COLUMNS, form, 0))
+    got = products.product(x, Linear(lying.data_ptr(), None, None, ROWS, COLUMNS, form, 0))
     assert (got.double() - exact).abs().amax() / exact.abs().amax() < 2**-8
 
 
