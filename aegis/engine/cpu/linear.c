@@ -545,10 +545,11 @@ void multiply(const linear_t *layer, const input_t *input, float *out, int bf16,
 static void make_digits(input_t *input, int row, const float *floats) {
     const int columns = input->columns, digits = input->digits;
     const float worth = digits == 2 ? 127.0f * 257.0f : 127.0f * 65793.0f;
-    __m512 most = _mm512_setzero_ps();
-    for (int k = 0; k < columns; k += 16) most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(floats + k)));
-    float largest = _mm512_reduce_max_ps(most);
-    float unit = largest > 0 ? largest / (worth - 4.0f) : 1e-30f;
+    __m512i most = _mm512_setzero_si512(); /* as integers, of which NaN are the largest, for then nothing is a number */
+    for (int k = 0; k < columns; k += 16)
+        most = _mm512_max_epi32(most, _mm512_castps_si512(_mm512_abs_ps(_mm512_loadu_ps(floats + k))));
+    float largest = _mm512_cvtss_f32(_mm512_castsi512_ps(_mm512_set1_epi32(_mm512_reduce_max_epi32(most))));
+    float unit = largest == 0 ? 1e-30f : largest / (worth - 4.0f);
     __m512 divisor = _mm512_set1_ps(unit);
     int8_t *to = input->bytes + (int64_t)row * digits * columns;
     __m512i sums[3] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};

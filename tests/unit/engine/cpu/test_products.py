@@ -73,6 +73,18 @@ def test_eight_bits_may_be_any(rows: int) -> None:
     assert (got.float() - dequantised(integers)[:, :rows].t()).abs().amax() < 0.5
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 40])
+@pytest.mark.parametrize("weights", ["int8", "int4-g64"])
+@torch.inference_mode()
+def test_of_what_is_no_number_nothing_is_made(weights: WeightsName, rows: int) -> None:
+    """As in torch's own products, and in none of the other rows."""
+    layer, _ = _layer(weights, COLUMNS)
+    x = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(rows)).bfloat16()
+    x[0, 5] = torch.nan
+    got = layer(x)
+    assert got[0].isnan().all() and got[1:].isfinite().all()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 6, 7, 40, 513, 530])
 @pytest.mark.parametrize(("form", "block"), [(PACKED, 64), (NARROW, 32)])
 @torch.inference_mode()
