@@ -52,6 +52,8 @@ class GrammarWait:
         return self._released(lambda work: self._engine.ready(work.job.model, work.job.sampling))
 
     def _released(self, when: Callable[[_Work], bool]) -> list[InstanceEvent]:
-        released = [work for work in self._waiting if when(work)]
-        self._waiting = [work for work in self._waiting if work not in released]
-        return list(released)
+        released, kept = list[InstanceEvent](), list[_Work]()
+        for work in self._waiting:
+            (released if when(work) else kept).append(work)
+        self._waiting = kept
+        return released
