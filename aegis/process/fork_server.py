@@ -29,6 +29,7 @@ from msgspec import Struct
 from setproctitle import setproctitle
 
 from aegis.process.child import follow_launcher
+from aegis.process.openmp_threads import threads_of_process
 
 MESSAGE_BYTES = 1 << 16
 STREAMS = 3  # standard input, output and error, which come with a start
@@ -167,8 +168,9 @@ def _run(start: Start) -> NoReturn:
     """As `python -m` would."""
     setproctitle(" ".join(_command(start)))  # for readers of the process list
     sys.argv[1:] = start.arguments
-    if (threads := os.environ.get("OMP_NUM_THREADS")) and (torch := sys.modules.get("torch")):
-        torch.set_num_threads(int(threads))  # the server has one, or had read its own number when it was imported
+    if "OMP_NUM_THREADS" in os.environ and (torch := sys.modules.get("torch")):
+        # the server has one, or had read its own number when it was imported
+        torch.set_num_threads(threads_of_process(len(os.sched_getaffinity(0))))
     sys.modules.pop(start.module, None)  # it runs as the program, and again if it was imported as a module
     code = 1
     try:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from aegis.device.divisions import WHOLE, Shares, two_lanes
+from aegis.process.openmp_threads import threads_of_process
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,3 @@ class DividedCores:
             lanes.append(CpuLane(share, count, frozenset(cores)))
             start += count
         return tuple(lanes)
-
-
-def threads_of_process(cores: int, environment: Mapping[str, str] = os.environ) -> int:
-    """The number that OpenMP starts, which is torch's too: at most one for each core."""
-    told = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
-    return min(int(told), cores) if told.isdecimal() and int(told) > 0 else cores

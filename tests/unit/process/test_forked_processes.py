@@ -46,6 +46,7 @@ MODULES = {
         "def fail(data): raise ValueError\n"
         "def begin(data): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
     ),
+    "torch": "number = 0\ndef set_num_threads(count):\n    global number\n    number = count\n",
     "waits": "import signal\nprint('up', flush=True)\nsignal.pause()",
 }
 
@@ -122,6 +123,16 @@ def test_it_ends_as_any_program(server: ForkServer, program: str, code: int, sai
 def test_a_named_part_of_a_module_was_asked_for_before(server: ForkServer) -> None:
     code, _, told, _ = run(output(server, "ends", "import lazy, sys; sys.exit(7 if lazy.had == ['PART'] else 1)"))
     assert code == 7, told
+
+
+@pytest.mark.parametrize("told", ["1", "1,4", "many", ""])
+def test_a_child_has_the_threads_that_its_environment_says(environment: dict[str, str], told: str) -> None:
+    """As OpenMP reads it, also where it says nothing of use."""
+    threads = 1 if told.startswith("1") else len(os.sched_getaffinity(0))
+    with closing(ForkServer(["torch"], environment)) as server:
+        options = {"environment": {"OMP_NUM_THREADS": told}}
+        code, out, err, _ = run(output(server, "ends", "import torch; print(torch.number)", **options))
+    assert (code, out, err) == (0, f"{threads}\n", "")
 
 
 def test_children_have_what_was_prepared_before_they_were_started(environment: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from aegis.device.cpu.device import CpuDevice
-from aegis.device.cpu.lanes import CpuLane, DividedCores, threads_of_process, timed_lanes
+from aegis.device.cpu.lanes import CpuLane, DividedCores, timed_lanes
 from aegis.device.cpu.pool import CpuPool
 from aegis.device.divisions import WHOLE
 from aegis.device.protocol import Device
@@ -107,10 +107,3 @@ def test_where_others_compute_too_no_lane_keeps_a_core_to_itself() -> None:
     lanes = DividedCores(2).lanes((500, 500))
     assert [lane.cores for lane in lanes] == [CORES, CORES]
     assert [lane.threads for lane in lanes] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("told", "threads"), [(None, 8), ("3", 3), ("3,2", 3), (" 5 ", 5), ("99", 8), ("0", 8), ("many", 8), ("", 8)]
-)
-def test_the_threads_are_those_that_openmp_starts(told: str | None, threads: int) -> None:
-    assert threads_of_process(8, {} if told is None else {"OMP_NUM_THREADS": told}) == threads
