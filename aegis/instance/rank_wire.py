@@ -81,7 +81,7 @@ class FollowerLinks:
         self._sockets = [self._bound(rendezvous, rank) for rank in range(1, ranks)]
 
     def send(self, command: Command) -> None:
-        """All of them, in the same order. Raises Parted."""
+        """All of them, in the same order. Raises RanksLost."""
         if self._parted:
             raise RanksLost
         body = _encoder.encode(command)
@@ -147,4 +147,4 @@ def _received(socket: zmq.Socket[bytes]) -> list[Report]:
 
 
 SendCommand = Callable[[Command], None]
-"""`Followers.tell`."""
+"""`FollowerLinks.send`."""
