@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -106,11 +107,12 @@ def _opened() -> ctypes.CDLL | str:
     """The library, or why there is none that can run."""
     if os.environ.get(_TURN_OFF):
         return f"{_TURN_OFF} turns them off"
-    built = sorted(Path(__file__).parent.glob("_steps*.so"))
-    if not built:
+    built = (Path(__file__).with_name(f"_steps{suffix}") for suffix in EXTENSION_SUFFIXES)
+    path = next((path for path in built if path.exists()), None)
+    if path is None:
         return "they were not compiled where aegis was installed: that needs x86-64 and a C compiler"
     try:
-        found = ctypes.CDLL(str(built[0]))
+        found = ctypes.CDLL(str(path))
     except OSError:
         return "they were compiled for another machine"
     if not hasattr(found, _INTERFACE):
