@@ -148,6 +148,7 @@ class Queue:
             for job in leaving:
                 group.jobs.remove(job)
             taken += leaving
+        self.changed = self.changed or bool(taken)
         self.suspects.difference_update([job.request for job in taken])
         return taken
 

@@ -10,6 +10,7 @@ from aegis.core.ids import InstanceId, PageRun, RequestId
 from aegis.core.messages import (
     Broken,
     Cancel,
+    DropModel,
     EvictImage,
     GaveBack,
     GaveUp,
@@ -17,17 +18,20 @@ from aegis.core.messages import (
     ImageCached,
     ImageEvicted,
     ImageUnreadable,
+    ModelDropped,
     NeedPages,
     Submit,
     TakeBack,
 )
 from aegis.core.model import ModelSpec
+from aegis.core.views import PrefillOrder
 from aegis.sim.faults.fake_models import PAGE, make_spec
 from memory.ledger import Ledger
 from memory.pages import count_pages
 from prefill.core import PrefillCore
+from prefill.policies.least_slack import LeastSlackPrefill
 from tests.sim.driven import WORDS, Driven, budget, make_job
-from tests.unit.prefill.jobs import OUT, PREFETCH, SCRUB, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, finish, loaded, ran
+from tests.unit.prefill.jobs import OUT, PREFETCH, SCRUB, TWO_MODELS_FIT, WEIGHTS, WIDE, A, B, C, finish, loaded, ran
 
 SMALL = make_spec(7, image_pages=1, block_bytes=PAGE)
 PATIENCE_NS = 40_000_000
@@ -35,12 +39,14 @@ REFUSED = GrantPages((), refused=True)
 EXCESSIVE = GrantPages((), refused=True, excessive=True)
 
 
-def lent(*specs: ModelSpec, pages: int, slabs: int | None = 64) -> Driven[PrefillCore]:
+def lent(
+    *specs: ModelSpec, pages: int, slabs: int | None = 64, policy: PrefillOrder | None = None
+) -> Driven[PrefillCore]:
     """So many pages of a device of 30, for which the test answers."""
     books = Ledger(budget(30), WORDS, address_pages=1000)
     books.balloon.granted(GrantPages((PageRun(0, pages),)))
     books.drain()
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), books), specs, slabs=slabs)
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), books, policy), specs, slabs=slabs)
     driven.refusing = False
     return driven
 
@@ -293,6 +299,23 @@ def test_who_waits_for_a_model_that_cannot_be_read_is_given_up_and_the_next_trie
     loaded(driven)
     loaded(driven)
     assert driven.loads == [A.model] * 2 and ran(driven) == [9]
+
+
+def test_a_model_that_cannot_be_read_is_removed_while_another_runs_and_a_third_is_waited_for() -> None:
+    driven = lent(A, B, C, pages=4, policy=LeastSlackPrefill())
+    submit(driven, 1, A)
+    loaded(driven)
+    submit(driven, 2, B)
+    submit(driven, 3, C)
+    driven.on(GrantPages((PageRun(4, 8),)))
+    driven.on(LoadFailed(B.model, "why"))
+    assert driven.said(GaveUp) == [GaveUp(RequestId(2), 1)]
+    driven.on(DropModel(B.model))
+    driven.complete(PREFETCH)
+    assert driven.said(ModelDropped) == [ModelDropped(B.model)]
+    loaded(driven)
+    finish(driven)
+    assert ran(driven) == [1, 3]
 
 
 def test_an_image_is_let_go_of_when_the_load_from_it_has_passed() -> None:
