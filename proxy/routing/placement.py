@@ -81,7 +81,7 @@ class Placement:
         self._rules = policy.rules if policy else PlacementRules()
         self._idle_ns = self._rules.idle_ns if idle_ns is None else idle_ns
         self._hardware = hardware
-        self._window: deque[tuple[int, Mapping[ModelId, _Traffic]]] = deque()
+        self._window: deque[tuple[int, dict[ModelId, _Traffic]]] = deque()
         self._places: dict[ModelId, tuple[InstanceId, ...]] = {}
         self._evicted: set[ModelId] = set()  # since it was used last
         self._used_ns: dict[ModelId, int] = {}
@@ -105,10 +105,10 @@ class Placement:
                 return self._sampled(models, instances, now_ns)
 
     def _sampled(self, models: Iterable[ModelSample], instances: Iterable[InstanceView], now_ns: int) -> list[Effect]:
-        samples = {model.model: model for model in models}
-        view = self._view(samples, {each.instance: each for each in instances}, now_ns)
-        if not view.instances:
-            return []
+        samples, seen = {model.model: model for model in models}, {each.instance: each for each in instances}
+        if not seen:
+            return []  # a model that is not named may be there all the same
+        view = self._view(samples, seen, now_ns)
         return [*self._changes(view, now_ns), *self._idle(view, now_ns)]
 
     def _changes(self, view: PlacementView, now_ns: int) -> list[Effect]:
@@ -227,6 +227,8 @@ class Placement:
             del self._used_ns[model]
             self._places.pop(model, None)
             self._evicted.discard(model)
+            for _, traffic in self._window:
+                traffic.pop(model, None)  # one of that name that comes later counts from then
         before = self._window[-2][1] if len(self._window) > 1 else {}
         for model, sample in samples.items():
             asked = model not in before or before[model].requests != sample.requests

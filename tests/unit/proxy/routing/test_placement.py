@@ -152,6 +152,30 @@ def test_where_the_pool_is_not_known_nothing_is_decided() -> None:
     assert pool.core.on(PoolSampled((), ()), pool.now_ns) == [] and not pool.policy.views
 
 
+def test_a_moment_in_which_the_pool_is_not_known_changes_nothing() -> None:
+    """Neither how much comes for a model, nor where it was placed, nor since when nobody has asked for it."""
+    pool = Pool(Change(A, (TWO,), moves=False, because="so"), window_ns=10 * NS_PER_S, idle_ns=9 * NS_PER_S)
+    pool.look(5)
+    assert pool.core.on(PoolSampled((), ()), pool.now_ns) == []
+    pool.look()
+    seen = pool.policy.views[-1].models[A]
+    assert seen.tokens_per_s == 20 and seen.places == (TWO,)
+    pool.policy.wanted, pool.loads = (), {ONE: (), TWO: ()}
+    assert pool.look(5) == [] and pool.core.on(PoolSampled((), ()), pool.now_ns) == []
+    assert pool.look(4) == [Evict(A, ONE), Evict(A, TWO), PlacesSet(A, ())]
+
+
+def test_a_model_that_comes_back_counts_from_then() -> None:
+    pool = Pool(window_ns=10 * NS_PER_S)
+    pool.models = [replace(SAMPLE, requests=50, prompt_tokens=5000)]
+    pool.look(5)
+    pool.models = []
+    pool.look()
+    pool.models = [SAMPLE]
+    pool.look(5)
+    assert 0 <= pool.policy.views[-1].models[A].tokens_per_s <= 20
+
+
 def test_weights_of_a_model_that_nobody_asks_for_leave() -> None:
     pool = Pool(idle_ns=5 * NS_PER_S)
     pool.look(20)
