@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from aegis.core.clock import NS_PER_S, Clock
 from aegis.core.errors import UserError
 from aegis.core.estimators import Hardware
+from aegis.core.ids import ModelId
 from aegis.core.messages import UnloadModel
 from aegis.core.role import Role
 from aegis.node.node import Node
 from aegis.telemetry.logs import log
+from aegis.telemetry.model_counts import Tally
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 from proxy.routing.placement import LOOK_NS, Event, Evict, Placement, PoolSampled
 from proxy.routing.placement_views import InstanceView, PlacementPolicy
+from proxy.routing.pool_sample import ModelSample
 from proxy.routing.router import Router
 
 _logger = logging.getLogger(__name__)
@@ -40,6 +44,8 @@ class Placing:
         self._core = core
         self._clock = clock
         self._placement = Placement(policy, hardware, idle_ns=idle_ns)
+        self._tallies: dict[ModelId, Tally] = {}  # as they were looked at last
+        self._came: dict[ModelId, tuple[int, int]] = {}  # of models that serve: requests, and tokens of their prompts
         self._moving: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -77,19 +83,25 @@ class Placing:
         }
         if decodes != loads.keys():
             return PoolSampled((), ())
-        tallies = node.proxies.tallies()
-        came = [
-            replace(each, requests=tally.arrived, prompt_tokens=tally.prompt_tokens)
-            if (tally := tallies.get(each.model))
-            else each
-            for each in models
-        ]
         devices = node.devices
         views = [
             InstanceView(name, devices.numbers(name), devices.page_count * devices.page_bytes, placed)
             for name, placed in loads.items()
         ]
-        return PoolSampled(tuple(came), tuple(views))
+        return PoolSampled(self._counted(models), tuple(views))
+
+    def _counted(self, models: Sequence[ModelSample]) -> tuple[ModelSample, ...]:
+        """With the requests of all proxies, and with those for a model's adapters, since it has been there."""
+        served = self._node.catalogue.models()
+        for name, tally in self._node.proxies.tallies().items():
+            before, self._tallies[name] = self._tallies.get(name, Tally(name)), tally
+            base = served[name].spec.base or name if name in served else name
+            requests, tokens = self._came.get(base, (0, 0))
+            came = tally.arrived - before.arrived, tally.prompt_tokens - before.prompt_tokens
+            self._came[base] = requests + came[0], tokens + came[1]
+        self._came = {each.model: self._came.get(each.model, (0, 0)) for each in models}
+        counted = [(each, *self._came[each.model]) for each in models]
+        return tuple([replace(each, requests=requests, prompt_tokens=tokens) for each, requests, tokens in counted])
 
     async def _move(self, move: MoveModel) -> None:
         told = {"model": move.model, "instance": move.target, "why": self._placement.because}

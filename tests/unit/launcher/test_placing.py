@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 from aegis.core.estimators import Hardware
-from aegis.core.ids import ModelId
+from aegis.core.ids import InstanceId, ModelId
+from aegis.core.model import ModelSpec
 from aegis.launcher.placing import Placing
+from aegis.sim.faults.fake_models import make_adapter, make_spec
+from aegis.telemetry.model_counts import Tally
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 from proxy.routing.placement import PoolSampled
 from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules
@@ -43,3 +47,49 @@ def test_a_move_that_is_refused_ends_and_undoes_nothing_of_the_one_under_way() -
         placing._moving.cancel()
 
     asyncio.run(main())
+
+
+class Served:
+    """A node of these models, and the core of the proxy beside it. `tallies` is what its proxies have counted."""
+
+    def __init__(self, *specs: ModelSpec) -> None:
+        self.stand, self.specs, self.tallies = Stand(), specs, list[Tally]()
+        self.stand.node.catalogue = cast(Any, self)
+        self.stand.ends[HERE].tallies = lambda: self.tallies  # type: ignore[method-assign]
+        self.stand.ends[THERE].tallies = list  # type: ignore[method-assign]
+        self.placing = Placing(self.stand.node, cast(Any, self), None, Hardware(), self.stand.node.clock)
+
+    def models(self) -> dict[ModelId, Any]:
+        return {spec.model: SimpleNamespace(spec=spec) for spec in self.specs}
+
+    def sample(self) -> tuple[tuple[ModelSample, ...], dict[InstanceId, tuple[PlacedLoad, ...]]]:
+        bases = [ModelSample(spec.model, 1, 1, 1, 0, 0, 1, 1) for spec in self.specs if not spec.base]
+        return tuple(bases), {D0: (), D1: ()}
+
+    def came(self) -> list[tuple[ModelId, int, int]]:
+        return [(each.model, each.requests, each.prompt_tokens) for each in self.placing._sample().models]
+
+
+BASE = make_spec(0, image_pages=1, block_bytes=128)
+ADAPTER = make_adapter(1, BASE)
+
+
+def test_requests_for_adapters_come_for_their_base_and_do_not_go_with_them() -> None:
+    served = Served(BASE, ADAPTER)
+    served.tallies = [Tally(ADAPTER.model, arrived=4, prompt_tokens=400)]
+    assert served.came() == [(BASE.model, 4, 400)]
+    served.tallies += [Tally(BASE.model, arrived=1, prompt_tokens=10)]
+    assert served.came() == [(BASE.model, 5, 410)]
+    served.specs = (BASE,)
+    assert served.came() == [(BASE.model, 5, 410)]
+
+
+def test_what_came_before_a_model_was_away_came_long_ago() -> None:
+    served = Served(BASE)
+    served.tallies = [Tally(BASE.model, arrived=4, prompt_tokens=400)]
+    served.came()
+    served.specs = ()
+    served.came()
+    served.specs = (BASE,)
+    served.tallies = [Tally(BASE.model, arrived=5, prompt_tokens=500)]
+    assert served.came() == [(BASE.model, 1, 100)]
