@@ -139,7 +139,7 @@ class RemoteNode:
     async def opened(self) -> None:
         """Waits until all models that the node has reported are there."""
         while self._opening:
-            await asyncio.gather(*self._opening.values())
+            await asyncio.shield(asyncio.gather(*self._opening.values()))  # they go on where nobody waits any more
 
     def on_message(self, message: Card | CardRemoved | PrefixFound | Registering) -> None:
         match message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,6 +247,29 @@ def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
         assert await pair.node.queries.add_model("elsewhere", "late", lazy=True) == Waiting(
             ModelId("late"), "elsewhere"
         )
+
+    paired(tmp_path, work)
+
+
+def test_a_model_comes_even_if_who_added_it_has_left_while_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def load(directory: Path) -> None:
+        begun.set()
+        goes_on.wait(20)
+
+    async def work(pair: Pair) -> None:
+        monkeypatch.setattr(TextModel, "load_to_decode", load)
+        adding = asyncio.create_task(pair.node.queries.add_model(str(tmp_path), None))
+        await asyncio.to_thread(begun.wait, 20)
+        await pair.node.queries.limit_memory("a", 1, timeout_s=0)  # the answer to who adds it has arrived
+        adding.cancel()
+        await asyncio.wait([adding])
+        goes_on.set()
+        await pair.settle()
+        assert len(pair.node.models()) == 1
 
     paired(tmp_path, work)
 
