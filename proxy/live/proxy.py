@@ -213,7 +213,7 @@ class Proxy:
                 log, tokens = self._history.requests, sampling.max_tokens
                 log.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=tokens)
                 log.end(request, REFUSED)
-                raise _late(late_ns)
+                raise _late(model, late_ns)
         handle = self._handles[request] = LiveSequenceHandle(
             request,
             self._happened,
@@ -418,7 +418,7 @@ class Proxy:
             handle.put(Failed(why, 503) if why else Failed("cancelled", 499))
 
 
-def _late(late_ns: int) -> UserError:
+def _late(model: ModelId, late_ns: int) -> UserError:
     retry_s = -(-late_ns // NS_PER_S)
-    message = f"its first token would come {late_ns / NS_PER_S:.1f} s too late; try again in {retry_s} s"
+    message = f"there is no time for requests of model '{model}' now; try again in {retry_s} s"
     return too_many(message, retry_s, "would_be_late")

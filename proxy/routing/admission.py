@@ -158,7 +158,8 @@ class Admission:
         self._drop([key for key in self._more if key[1] == model])
 
     def late_ns(self, work: Work, priority: int, now_ns: int) -> int | None:
-        """How much later than its TTFT its first token would be, if the request is to be refused for that."""
+        """How much longer than it may its first token would take, if the request is to be refused for that. It may take
+        its TTFT, and less where its model's last request was refused."""
         expected_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
         if expected_ns is None:
             self._refused.discard(work.model)

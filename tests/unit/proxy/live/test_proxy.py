@@ -330,13 +330,17 @@ def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
         stand.submit()
         stand.proxy.deliver(ForeignLoad(D0, long_ns, (others,)))
     patient.submit()
-    with pytest.raises(UserError, match="too late") as caught:
+    with pytest.raises(UserError, match="no time for requests of model 'm0' now; try again in 4 s") as caught:
         hasty.submit()
     assert (caught.value.status, caught.value.code) == (429, "would_be_late")
     assert caught.value.retry_after_s and caught.value.retry_after_s >= 3
     (refused,) = hasty.proxy._history.records.since(0)
     assert (refused.ended, refused.input_tokens, refused.output_tokens, refused.on_time) == (REFUSED, 2, 5, 0)
     assert hasty.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), sent=(7,)), "a retry is none"
+    soon_ns = round(0.9 * SPEC.slo.ttft_ns)  # it would be in time, but once refused, more than that is asked for
+    hasty.proxy.deliver(ForeignLoad(D0, soon_ns, (ModelLoad(SPEC.model, 1, 2, prefill_ns=soon_ns),)))
+    with pytest.raises(UserError, match="no time for requests of model 'm0' now; try again in 2 s"):
+        hasty.submit()
     hasty.proxy.deliver(ForeignLoad(D0, 0, ()))
     hasty.submit()
 
