@@ -37,8 +37,9 @@ class Places:
         else:
             self._places.pop(model, None)
 
-    def __contains__(self, model: object) -> bool:
-        return model in self._places
+    def has(self, model: ModelId, instance: InstanceId) -> bool:
+        """Whether it is one of them."""
+        return instance in self._places.get(model, ())
 
     def of(self, model: ModelId, up: Container[InstanceId], lists: DecodeView) -> InstanceId | None:
         """That of them that is `up` and under least pressure, if any is."""

@@ -262,7 +262,7 @@ class Router:
 
     def _put(self, instance: InstanceId, request: RequestId, work: Work) -> None:
         if self._reasons:
-            placed = self._reasons.place if work.model not in self._places else self._reasons.place_at_home
+            placed = self._reasons.place_at_home if self._places.has(work.model, instance) else self._reasons.place
             self._out.append(placed(self._sessions[request].job, work, self._decodes, instance, self._now_ns))
         self._decodes.add(instance, request, work)
         self.admission.placed(instance, self._sessions[request].job)

@@ -17,7 +17,7 @@ from decode.policies.least_slack import LeastSlack
 from decode.policies.qlm import Qlm
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.events import Event, InstanceUp, ModelUp, RequestArrived
+from proxy.routing.events import Event, InstanceUp, ModelUp, PlacesSet, RequestArrived
 from proxy.routing.router import Router
 
 SPEC = make_spec(0, image_pages=3, block_bytes=1024)
@@ -44,6 +44,19 @@ def test_a_request_is_told_with_its_place_and_the_next_best() -> None:
     )
     first, _ = placed(LeastSlack(), Role.MIXED)
     assert first.why.lost == "mixed-1"
+
+
+def test_a_place_that_was_set_is_the_reason_only_where_the_request_goes_there() -> None:
+    core = Router(GroupedFcfs(), WeightedRoundRobin(), Hardware(), explains=True)
+    one, other = InstanceId("mixed-0"), InstanceId("mixed-1")
+    told = []
+    for number, event in enumerate((ModelUp(SPEC, 1000), InstanceUp(one, Role.MIXED), InstanceUp(other, Role.MIXED))):
+        core.on(event, number)
+    for number, place in enumerate((other, InstanceId("mixed-2")), 1):
+        core.on(PlacesSet(SPEC.model, (place,)), 5)
+        effects = core.on(RequestArrived(Job(RequestId(number), 1, SPEC.model, (1,), Sampling(max_tokens=9), 6)), 6)
+        told += [effect.why.because for effect in effects if isinstance(effect, Decision)]
+    assert "its model was placed there" in told[0] and told[1].startswith("joins 1 of its model"), "mixed-2 is not up"
 
 
 @pytest.mark.parametrize(("role", "how"), [(Role.MIXED, "served"), (Role.PREFILL, "prefilled")])
