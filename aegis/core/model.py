@@ -161,6 +161,10 @@ class ModelChange(Struct, frozen=True):
     pinned: bool | None = None
     pace: Pace | None = None
 
+    def deadlines(self, now: Slo) -> Slo:
+        """Those that the model has after it."""
+        return Slo(self.ttft_ns or now.ttft_ns, self.tbt_ns or now.tbt_ns, self.gap_ns or now.gap_ns)
+
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 """As sentence-transformers names them."""

@@ -234,6 +234,9 @@ class Catalogue:
         is_new = change.gap_ns not in (None, model.spec.slo.gap_ns, self._default_slo.gap_ns)
         if is_new and (refusal := too_short_gap(model.spec, change.gap_ns or 0, self._hardware)):
             raise UserError(refusal, param="slo")
+        if model.spec.base is not None and change.deadlines(model.spec.slo) != model.spec.slo:
+            message = f"'{name}' is run with '{model.spec.base}' and has its deadlines; set them there"
+            raise UserError(message, param="slo")
         if change.pinned is not None:
             await self._pin(model.spec.model, change.pinned)
         if change.priority is not None:
@@ -242,12 +245,8 @@ class Catalogue:
             model.limits = change.limits
         if change.pace is not None:
             model.pace = change.pace
-        now = model.spec.slo
-        slo = Slo(change.ttft_ns or now.ttft_ns, change.tbt_ns or now.tbt_ns, change.gap_ns or now.gap_ns)
-        if slo != now and model.spec.base is not None:
-            message = f"'{name}' is run with '{model.spec.base}' and has its deadlines; set them there"
-            raise UserError(message, param="slo")
-        for changed in (model, *adapters_of(model.spec.model, self._models)) if slo != now else ():
+        slo = change.deadlines(model.spec.slo)
+        for changed in (model, *adapters_of(model.spec.model, self._models)) if slo != model.spec.slo else ():
             changed.spec = replace(changed.spec, slo=slo)
             self._wire.broadcast(SetSlo(changed.spec.model, slo))
         self._wire.notify_proxies(SloSet(model.spec.model, slo))  # and with it what else is new of the model

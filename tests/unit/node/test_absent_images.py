@@ -54,7 +54,7 @@ def test_an_instance_that_finds_the_image_gone_binds_the_model_when_it_is_fetche
         catalogue.want(adding.model)
         await adding.until(catalogue.models)
         model = catalogue.models()[adding.model]
-        adapter = _served_adapter(catalogue, model)
+        adapter = served_adapter(catalogue, model)
         node.up.add(instance)
         before = len(node.told)
         catalogue.refused(adding.model, instance, "no such directory")
@@ -75,7 +75,7 @@ def test_an_instance_that_finds_the_image_gone_binds_the_model_when_it_is_fetche
     while_adding(tmp_path, work)
 
 
-def _served_adapter(catalogue: Catalogue, base: CatalogueModel) -> CatalogueModel:
+def served_adapter(catalogue: Catalogue, base: CatalogueModel) -> CatalogueModel:
     spec = make_adapter(1, base.spec)
     source = Source(spec.model, Path(), None, Slo(), base=base.spec.model)
     adapter = catalogue._models[spec.model] = CatalogueModel(spec, source, base.images, None, 1, 0, state="ready")
