@@ -539,7 +539,6 @@ class Catalogue:
                 return gone
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
-            hold = None if source.lazy else Hold(Path(spec.directory))
             limit = self.budget.sequence_tokens(self._weighed(spec).manifest.image_bytes, spec.manifest.kv)
             model = self._models[spec.model] = CatalogueModel(
                 spec,
@@ -551,7 +550,7 @@ class Catalogue:
                 priority=source.priority,
                 limits=source.limits,
                 pace=source.pace,
-                hold=hold,
+                hold=None if source.lazy else Hold(Path(spec.directory)),
             )
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:
@@ -560,7 +559,8 @@ class Catalogue:
             await model.settled.wait()
         except asyncio.CancelledError:  # the client that asked for it has left
             if self._models.get(spec.model) is model:
-                self._forget(spec.model)
+                for left in (*adapters_of(spec.model, self._models), model):  # which cannot run without it
+                    self._forget(left.spec.model)
             raise
         if self._models.get(spec.model) is not model:
             return was_unloaded(spec.model)
