@@ -55,11 +55,13 @@ class PlacementGroups:
             await asyncio.to_thread(_remove, bundle.group)
 
     async def node(self, instance: InstanceId) -> tuple[str, list[int]]:
-        """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node."""
+        """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node, or
+        that says nothing."""
         while True:
             node = await asyncio.to_thread(self._node, instance)
-            if node:
-                return node, await asyncio.to_thread(self._gpus, instance)
+            gpus = await asyncio.to_thread(self._gpus, instance) if node else None
+            if node and gpus is not None:
+                return node, gpus
             await asyncio.sleep(_ASKED_AGAIN_S)
 
     async def release(self) -> None:
@@ -90,9 +92,9 @@ class PlacementGroups:
         node = placement_group_table(bundle.group)["bundles_to_node_id"].get(bundle.at)
         return node if node in alive() else None
 
-    def _gpus(self, instance: InstanceId) -> list[int]:
+    def _gpus(self, instance: InstanceId) -> list[int] | None:
         """A task that asks for all of a bundle's GPUs gets these, and no other process does while the bundle is
-        ours."""
+        ours. None if its node is lost, which Ray may not have noticed yet."""
         if "GPU" not in self._need:
             return []
         import ray
@@ -101,7 +103,12 @@ class PlacementGroups:
         bundle = self._bundles[instance]
         placed = PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=bundle.at)
         task = ray.remote(_own_gpus).options(num_cpus=0, num_gpus=self._need["GPU"], scheduling_strategy=placed)
-        given: list[int] = ray.get(task.remote(), timeout=_PLACED_S)
+        try:
+            given: list[int] = ray.get(task.remote(), timeout=_PLACED_S)
+        except ray.exceptions.RayTaskError:  # what it raised itself
+            raise
+        except ray.exceptions.RayError:
+            return None
         return given
 
 
