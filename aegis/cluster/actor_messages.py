@@ -34,8 +34,10 @@ class Opened(Struct, frozen=True):
 
 
 class PoolOpened(Struct, frozen=True):
-    """The memory of one device; a `refusal` in place of one that cannot be had."""
+    """The memory of one device, with its `number` among the machine's; a `refusal` in place of one that cannot be
+    had."""
 
+    number: int = -1
     address: str = ""
     page_bytes: int = 0
     page_count: int = 0

@@ -162,13 +162,14 @@ class MachineActor:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> bytes:
-        """`PoolOpened`; it is number so many of those opened before."""
+        """To `PoolOpened`."""
         try:
             pool = create_pool(kind, nbytes, ordinal=ordinal)
         except UserError as error:
             return msgspec.msgpack.encode(PoolOpened(refusal=error.message))
+        opened = PoolOpened(len(self._pools), pool.address, pool.page_bytes, pool.page_count)
         self._pools.append(pool)
-        return msgspec.msgpack.encode(PoolOpened(pool.address, pool.page_bytes, pool.page_count))
+        return msgspec.msgpack.encode(opened)
 
     async def end_pool(self, pool: int) -> None:
         self._ended.add(pool)

@@ -58,7 +58,6 @@ class RemoteMachine:
         self._lost = asyncio.Event()
         self._keys = count()
         self._background: set[asyncio.Task[None]] = set()
-        self._pools = count()
 
     @property
     def memory(self) -> Sequence[Any]:
@@ -174,7 +173,7 @@ class RemoteMachine:
         """Or why there is none. Raises MachineLost."""
         answer = await self.call("open_pool", kind, nbytes, ordinal)
         opened = msgspec.msgpack.decode(answer, type=PoolOpened)
-        return opened.refusal or RemotePool(self, next(self._pools), opened)
+        return opened.refusal or RemotePool(self, opened)
 
     async def has_copied(self, event: EventHandle) -> bool:
         """Whether a copy to the host slabs there ended in time. Raises MachineLost."""
@@ -244,12 +243,12 @@ class RemoteProcesses:
 class RemotePool:
     """Implements `aegis.device.protocol.PhysicalPool`. Its memory ends with its machine, if not before."""
 
-    def __init__(self, machine: RemoteMachine, number: int, opened: PoolOpened) -> None:
+    def __init__(self, machine: RemoteMachine, opened: PoolOpened) -> None:
         self.address = opened.address
         self.page_bytes = opened.page_bytes
         self.page_count = opened.page_count
         self._machine = machine
-        self._number = number
+        self._number = opened.number
         self._loop = asyncio.get_running_loop()
 
     def wipe(self, runs: Sequence[PageRun]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from aegis import __version__
 from aegis.cluster import remote_machine
 from aegis.cluster.actor_messages import Opened, Opening
 from aegis.cluster.instance_hosts import ClusterHosts
-from aegis.cluster.remote_machine import RemoteMachine, RemoteProcesses
+from aegis.cluster.machine_actor import MachineActor
+from aegis.cluster.remote_machine import RemoteMachine, RemotePool, RemoteProcesses
 from aegis.config.config import Config
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, MachineId
@@ -190,6 +191,33 @@ def test_who_does_not_wait_for_a_machine_leaves_no_actor(ended: list[object]) ->
         assert ended[:1] == [actor]
 
     asyncio.run(main())
+
+
+def test_a_device_whose_opening_nobody_waited_for_is_not_taken_for_another() -> None:
+    """Or the memory of one would be wiped for the other's."""
+    there = MachineActor()
+
+    def open_pool(*arguments: Any) -> bytes:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, there.open_pool(*arguments)).result()
+
+    async def main() -> None:
+        ended: list[int] = []
+        machine = RemoteMachine(
+            MachineId("machine-0"), NODE, Actor(open_pool=open_pool, end_pool=ended.append), Actor()
+        )
+        opening = asyncio.create_task(machine.open_pool("cpu", PAGE, 0))
+        await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait({opening})
+        pool = await machine.open_pool("cpu", 2 * PAGE, 0)
+        assert isinstance(pool, RemotePool)
+        await pool.end()
+        assert [there._pools[number].page_count for number in ended] == [2] and len(there._pools) == 2
+
+    asyncio.run(main())
+    for pool in there._pools:
+        pool.close()
 
 
 @pytest.mark.parametrize(
