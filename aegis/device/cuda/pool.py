@@ -6,6 +6,7 @@ costs the GPU nothing; only to wipe what a lost process left does it take a cont
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -82,6 +83,13 @@ class CudaPool:
         return handles
 
     def _export(self, run: PageRun) -> list[int]:
-        with self._lock:
-            handles = self._handles[run.start : run.stop]
-            return [int(self._driver("cuMemExportToShareableHandle", each, self._gpu.fd_type, 0)) for each in handles]
+        fds: list[int] = []
+        try:
+            with self._lock:
+                for handle in self._handles[run.start : run.stop]:
+                    fds.append(int(self._driver("cuMemExportToShareableHandle", handle, self._gpu.fd_type, 0)))
+        except CudaError:  # a process may have too few descriptors for all
+            for fd in fds:
+                os.close(fd)
+            raise
+        return fds

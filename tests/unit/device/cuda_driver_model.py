@@ -140,7 +140,9 @@ def call(*, context: bool = False) -> Callable[[Any], Any]:
                 if context:
                     current = getattr(self.current, "context", False)
                     demand(current and self.retained, CUresult.CUDA_ERROR_INVALID_CONTEXT)
-                if self.failing.get(function.__name__, 0) > 0:
+                if self.passing.get(function.__name__, 0) > 0:
+                    self.passing[function.__name__] -= 1
+                elif self.failing.get(function.__name__, 0) > 0:
                     self.failing[function.__name__] -= 1
                     raise Refused(CUresult.CUDA_ERROR_OUT_OF_MEMORY)
                 result = function(self, *arguments)
@@ -194,8 +196,13 @@ class DriverModel:
         self.memory_bytes = 80 << 30  # of each GPU
         self.unreachable: set[int] = set()
         self.failing: dict[str, int] = {}
+        self.passing: dict[str, int] = {}
         self.calls: dict[str, int] = {}
         self.copied: list[int] = []
+
+    def fail(self, call: str, *, after: int) -> None:
+        """One call is refused, when so many have been done."""
+        self.passing[call], self.failing[call] = after, 1
 
     def held(self) -> dict[str, int]:
         """What has not been given back."""

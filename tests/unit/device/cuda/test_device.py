@@ -204,6 +204,20 @@ def test_a_pool_whose_owner_is_gone_gives_no_pages(rig: Rig) -> None:
         space.map(0, [PageRun(0, 1)])
 
 
+def test_pages_that_cannot_all_be_exported_leave_no_descriptor(rig: Rig) -> None:
+    held()
+    files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    device = rig.open()
+    rig.pool_model.fail("cuMemExportToShareableHandle", after=3)
+    space = device.reserve(5 * PAGE)
+    device.grant([PageRun(0, 5)])
+    with pytest.raises(OSError, match="gave 0 of 5 handles"):
+        space.map(0, [PageRun(0, 5)])
+    device.close()
+    rig.devices.clear()
+    assert held()[0] == files
+
+
 def test_calls_that_stop_a_device_are_counted() -> None:
     class Api(DriverModel):
         def cuCtxSynchronize(self) -> tuple[int]:
