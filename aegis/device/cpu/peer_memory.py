@@ -18,15 +18,19 @@ class CpuPeerMemory:
 
     def __init__(self, address: str, runs: Sequence[PageRun]) -> None:
         pages = sum([run.pages for run in runs])
+        self._space: AddressSpace | None = None
         fd = os.open(address, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._space: AddressSpace | None = AddressSpace(pages)
+            self._space = AddressSpace(pages)
             self.base, self.nbytes = self._space.base, pages * PAGE_BYTES
             at = self.base
             for run in runs:
                 count = run.pages * PAGE_BYTES
                 map_file(fd, count, offset=run.start * PAGE_BYTES, address=at, writable=False, populate=False)
                 at += count
+        except OSError:
+            self.close()
+            raise
         finally:
             os.close(fd)
 

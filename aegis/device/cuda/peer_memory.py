@@ -65,14 +65,13 @@ class CudaPeerMemory:
         driver, size = self._gpu.driver, self._page_bytes
         for fds in client.fetch(run):
             try:
-                handles = [driver("cuMemImportFromShareableHandle", fd, self._gpu.fd_type) for fd in fds]
+                for fd in fds:
+                    self._handles.append(driver("cuMemImportFromShareableHandle", fd, self._gpu.fd_type))
+                    driver("cuMemMap", self.base + self._mapped * size, size, 0, self._handles[-1], 0)
+                    self._mapped += 1
             finally:
                 for fd in fds:
                     os.close(fd)
-            self._handles += handles
-            for handle in handles:
-                driver("cuMemMap", self.base + self._mapped * size, size, 0, handle, 0)
-                self._mapped += 1
 
 
 def _reaches(gpu: Gpu, other: int) -> bool:

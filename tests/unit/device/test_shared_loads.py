@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ import pytest
 from aegis.core.ids import PageRun
 from aegis.core.model import PEERS_MAX, PIECE_BYTES, STAGING_BYTES
 from aegis.core.request import EventHandle
+from aegis.device.cpu import peer_memory
 from aegis.device.cpu.device import CpuDevice
+from aegis.device.cpu.pages import AddressSpace
 from aegis.device.cpu.pool import PAGE_BYTES, CpuPool
 from aegis.device.host_memory import SharedMemory
 from aegis.device.image_relay import piece_copies
@@ -245,3 +248,20 @@ def test_a_peers_pages_can_be_read_and_not_written(stand: Stand) -> None:
     assert line.split()[1] == "r--s"
     memory.close()
     memory.close()
+
+
+def test_a_peers_pages_that_cannot_be_mapped_leave_no_addresses(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[AddressSpace] = []
+
+    class Space(AddressSpace):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def refuse(*_arguments: object, **_options: object) -> int:
+        raise OSError(errno.ENOMEM, "mmap: Cannot allocate memory")
+
+    monkeypatch.setattr(peer_memory, "AddressSpace", Space)
+    monkeypatch.setattr(peer_memory, "map_file", refuse)
+    assert stand.target.device.open_peer(stand.peers[0].pool.address, STAGING) is None
+    assert len(closed) == 1

@@ -111,11 +111,19 @@ def test_a_pool_that_is_gone_is_not_opened(stand: Stand) -> None:
     assert stand.target.open_peer("nobody", STAGING) is None
 
 
-@pytest.mark.parametrize("refused", ["cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess"])
-def test_what_the_driver_refuses_leaves_nothing_behind(stand: Stand, refused: str) -> None:
+@pytest.mark.parametrize(
+    ("refused", "after"),
+    [
+        ("cuMemImportFromShareableHandle", 0),
+        ("cuMemImportFromShareableHandle", 3),
+        ("cuMemMap", 3),
+        ("cuMemSetAccess", 0),
+    ],
+)
+def test_what_the_driver_refuses_leaves_nothing_behind(stand: Stand, refused: str, after: int) -> None:
     stand.target.reserve(PAGES * PAGE).map(0, [PageRun(0, PAGES)])  # waits for its own pages
     before = stand.models[2].held()
-    stand.models[2].failing[refused] = 1
+    stand.models[2].fail(refused, after=after)
     assert stand.target.open_peer(stand.pools[1].address, STAGING) is None
     assert stand.models[2].held() == before
 
