@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from threading import Lock
 from typing import Any
 
@@ -43,22 +44,17 @@ class CudaPool:
         return self._server.address
 
     def wipe(self, runs: Sequence[PageRun]) -> None:
-        context = Context(self._gpu)
         driver, size = self._driver, self.page_bytes
-        stream = driver("cuStreamCreate", driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        window = int(driver("cuMemAddressReserve", BATCH * size, size, 0, 0))
-        for run in runs:
-            for start in range(run.start, run.stop, BATCH):
-                handles = self._handles[start : min(start + BATCH, run.stop)]
-                for at, handle in enumerate(handles):
-                    driver("cuMemMap", window + at * size, size, 0, handle, 0)
-                driver("cuMemSetAccess", window, len(handles) * size, [self._gpu.access], 1)
-                driver("cuMemsetD8Async", window, 0, len(handles) * size, stream)
-                driver("cuStreamSynchronize", stream)
-                driver("cuMemUnmap", window, len(handles) * size)
-        driver("cuMemAddressFree", window, BATCH * size)
-        driver("cuStreamDestroy", stream)
-        context.close()
+        with ExitStack() as held:
+            context = Context(self._gpu)
+            held.callback(context.close)
+            stream = driver("cuStreamCreate", driver.api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+            held.callback(driver, "cuStreamDestroy", stream)
+            window = int(driver("cuMemAddressReserve", BATCH * size, size, 0, 0))
+            held.callback(driver, "cuMemAddressFree", window, BATCH * size)
+            for run in runs:
+                for start in range(run.start, run.stop, BATCH):
+                    self._wipe(self._handles[start : min(start + BATCH, run.stop)], window, stream)
 
     def close(self) -> None:
         self._server.close()
@@ -81,6 +77,19 @@ class CudaPool:
                 "ask for less with --device-memory"
             ) from error
         return handles
+
+    def _wipe(self, handles: Sequence[Any], window: int, stream: Any) -> None:
+        driver, size, mapped = self._driver, self.page_bytes, 0
+        try:
+            for handle in handles:
+                driver("cuMemMap", window + mapped * size, size, 0, handle, 0)
+                mapped += 1
+            driver("cuMemSetAccess", window, mapped * size, [self._gpu.access], 1)
+            driver("cuMemsetD8Async", window, 0, mapped * size, stream)
+            driver("cuStreamSynchronize", stream)
+        finally:
+            if mapped:
+                driver("cuMemUnmap", window, mapped * size)
 
     def _export(self, run: PageRun) -> list[int]:
         fds: list[int] = []

@@ -195,6 +195,20 @@ def test_the_owner_wipes_what_a_lost_process_left(rig: Rig) -> None:
     assert [page for page in range(16) if wiped[page]] == [1, 2, 15]
 
 
+@pytest.mark.parametrize(
+    ("refused", "after"),
+    [("cuStreamCreate", 0), ("cuMemAddressReserve", 0), ("cuMemMap", 2), ("cuMemSetAccess", 0), ("cuMemsetD8Async", 0)],
+)
+def test_an_owner_that_cannot_wipe_keeps_nothing_for_it(rig: Rig, refused: str, after: int) -> None:
+    """Its context alone takes hundreds of MiB of the GPU."""
+    before = rig.pool_model.held()
+    rig.pool_model.fail(refused, after=after)
+    with pytest.raises(CudaError, match=f"{refused}: CUDA_ERROR_OUT_OF_MEMORY"):
+        rig.pool.wipe([PageRun(0, 3)])
+    assert rig.pool_model.held() == before
+    rig.pool.wipe([PageRun(0, 3)])
+
+
 def test_a_pool_whose_owner_is_gone_gives_no_pages(rig: Rig) -> None:
     device = rig.open()
     rig.close_pool()
