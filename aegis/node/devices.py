@@ -6,6 +6,7 @@ The memory lives in this process, which outlives instances; `memory.page_arbiter
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,10 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
 from aegis.device.protocol import PhysicalPool
+from aegis.telemetry.logs import log
 from memory.page_arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
+
+_logger = logging.getLogger(__name__)
 
 
 class Wire(Protocol):
@@ -248,6 +252,13 @@ class Devices:
                     self.wire.post(instance, message)
 
     async def _wipe(self, device: _Device, lost: WipeLost) -> None:
-        for pool in device.pools:
-            await asyncio.to_thread(pool.wipe, lost.runs)
-        self._perform(device, device.arbiter.wiped(lost.key))
+        """Pages that cannot be wiped are nobody's any more: they show what the lost process wrote."""
+        try:
+            for pool in device.pools:
+                await asyncio.to_thread(pool.wipe, lost.runs)
+        except (OSError, UserError) as error:
+            why, pages = " ".join(str(error).split()), sum([run.pages for run in lost.runs])
+            told = "pages of a lost process cannot be wiped and are used no more"
+            log(_logger, logging.ERROR, told, {"pages": pages, "why": why})
+        else:
+            self._perform(device, device.arbiter.wiped(lost.key))

@@ -1,10 +1,15 @@
-"""Devices that are taken in groups: one account, the same pages of each."""
+"""Devices that are taken in groups: one account, the same pages of each. Pages that cannot be wiped are not used."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
-from aegis.core.ids import InstanceId
+import pytest
+
+from aegis.core.errors import UserError
+from aegis.core.ids import InstanceId, PageRun
+from aegis.core.messages import NeedPages
 from aegis.node.devices import Devices
 from aegis.process.clock import MonotonicClock
 from memory.page_arbiter import PageArbiter
@@ -50,3 +55,35 @@ def test_a_limit_goes_with_who_had_it() -> None:
     arbiter.forget(A)
     arbiter.join(A)
     assert arbiter.use()[A].limit == 8
+
+
+class Posts:
+    """Implements `devices.Wire`."""
+
+    def post(self, instance: InstanceId, message: object) -> None: ...
+
+
+@pytest.mark.parametrize("error", [OSError("cuMemsetD8Async: CUDA_ERROR_UNKNOWN"), UserError("GPU 0 cannot be used")])
+def test_pages_that_cannot_be_wiped_are_used_no_more(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told, and the server ends in order all the same."""
+
+    class Broken(CountedPool):
+        def wipe(self, runs: Sequence[PageRun]) -> None:
+            raise error
+
+    async def main() -> list[tuple[int, int]]:
+        devices = Devices([Broken(8, 2 << 20)], {A: 0}, MonotonicClock(), floor_bytes=0, idle_s=1)
+        devices.wire = Posts()
+        devices.join(A)
+        devices.pages_requested(A, NeedPages(3, urgent=True))
+        devices.lost(A)
+        await devices.close()
+        devices.join(A)
+        devices.pages_requested(A, NeedPages(5, urgent=True))
+        return [(arbiter.held(A), arbiter.free) for arbiter in devices.arbiters()]
+
+    assert asyncio.run(main()) == [(5, 0)]
+    assert [record.message for record in caplog.records] == [
+        "pages of a lost process cannot be wiped and are used no more"
+    ]
+    assert caplog.records[0].fields == {"pages": 3, "why": str(error)}
