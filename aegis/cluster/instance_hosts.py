@@ -19,6 +19,7 @@ from aegis.cluster.image_transfer import ship
 from aegis.cluster.kv_transfer import transfer_kv
 from aegis.cluster.machine_actor import MachineActor, boot_id
 from aegis.cluster.placement_groups import PlacementGroups
+from aegis.cluster.ray_cluster import not_run_there
 from aegis.cluster.remote_machine import MachineLost, RemoteMachine, RemotePool
 from aegis.cluster.transfer_actor import start_transfer_actor
 from aegis.config.config import Config
@@ -170,6 +171,8 @@ class ClusterHosts:
             raise MachineLost(machine.id) from None
         except OSError as error:
             raise UserError(f"the memory of {machine.id} cannot be opened: {_why(error)}") from None
+        except RuntimeError as error:
+            raise not_run_there(error) from None
 
     async def _provide(self, machine: RemoteMachine) -> None:
         """All models that there are by the time it is done. Raises MachineLost, UserError."""

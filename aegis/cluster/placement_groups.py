@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from aegis.cluster.ray_cluster import Cluster, alive, ended
+from aegis.cluster.ray_cluster import Cluster, alive, ended, not_run_there
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 
@@ -56,7 +56,7 @@ class PlacementGroups:
 
     async def node(self, instance: InstanceId) -> tuple[str, list[int]]:
         """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node, or
-        that says nothing."""
+        that says nothing. Raises UserError."""
         while True:
             node = await asyncio.to_thread(self._node, instance)
             gpus = await asyncio.to_thread(self._gpus, instance) if node else None
@@ -105,8 +105,8 @@ class PlacementGroups:
         task = ray.remote(_own_gpus).options(num_cpus=0, num_gpus=self._need["GPU"], scheduling_strategy=placed)
         try:
             given: list[int] = ray.get(task.remote(), timeout=_PLACED_S)
-        except ray.exceptions.RayTaskError:  # what it raised itself
-            raise
+        except ray.exceptions.RayTaskError as error:
+            raise not_run_there(error) from None
         except ray.exceptions.RayError:
             return None
         return given

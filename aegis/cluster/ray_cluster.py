@@ -22,6 +22,7 @@ LOCAL, AUTO = "local", "auto"
 _OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
 _ANSWERS_WITHIN_S = 3.0
 _ENDS_WITHIN_S = 5.0
+_LINE_CHARACTERS = 200
 _QUIET = {"logging_level": "error", "include_dashboard": False}
 _OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -60,6 +61,14 @@ async def ended(call: Callable[[], object]) -> None:
     await asyncio.wait([task], timeout=_ENDS_WITHIN_S)
     if task.done():
         task.result()
+
+
+def not_run_there(error: BaseException) -> UserError:
+    """Where a node's process cannot import what it is to run, Ray says so with a traceback, in whose last line is
+    why."""
+    said = str(getattr(error, "cause", None) or error).strip() or type(error).__name__
+    why = said.splitlines()[-1][:_LINE_CHARACTERS]
+    return UserError(f"a node of the Ray cluster cannot run aegis: {why}; install the same version everywhere")
 
 
 def refuse_without_ray() -> None:
@@ -105,7 +114,7 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]
+    return (" ".join(str(error).split()) or type(error).__name__)[:_LINE_CHARACTERS]
 
 
 def _start_own(cpus: float, directory: str) -> None:

@@ -158,15 +158,26 @@ def instance_hosts(actors: Iterator[Actor], specs: tuple[ModelSpec, ...] = ()) -
     return ClusterHosts(Config(), Placed(), opening, devices, images, MachinesKv(1 << 20), start)  # type: ignore[arg-type]
 
 
+NOT_IMPORTED = """The actor with name MachineActor failed to import on the worker. This may be because needed library \
+dependencies are not installed in the worker environment:
+
+Traceback (most recent call last):
+ModuleNotFoundError: No module named 'aegis'
+"""
+
 WRONG = [
     (Actor(open=opened("0.0.1")), "aegis 0.0.1"),
+    (
+        Actor(open=refuse(RuntimeError(NOT_IMPORTED))),
+        "cannot run aegis: ModuleNotFoundError: No module named 'aegis'; ",
+    ),
     (Actor(open=refuse(OSError(28, "No space left on device"))), "No space left on device"),
     (Actor(open=opened(), clock=lambda: 0, has_image=refuse(OSError(30, "Read-only file system"))), "Read-only"),
     (Actor(open=opened(), clock=lambda: 0, has_image=refuse(ValueError("damaged on its way"))), "damaged on its way"),
 ]
 
 
-@pytest.mark.parametrize(("actor", "told"), WRONG, ids=["version", "memory", "disk", "damage"])
+@pytest.mark.parametrize(("actor", "told"), WRONG, ids=["version", "not there", "memory", "disk", "damage"])
 def test_a_machine_that_cannot_be_used_leaves_no_actor(
     actor: Actor, told: str, ended: list[object], tmp_path: Path
 ) -> None:

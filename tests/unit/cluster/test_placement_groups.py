@@ -11,6 +11,7 @@ import pytest
 from aegis.cluster import placement_groups
 from aegis.cluster.placement_groups import PlacementGroups, missing_room
 from aegis.cluster.ray_cluster import Cluster
+from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 
 
@@ -51,21 +52,47 @@ def test_a_group_of_gpus_is_on_one_node() -> None:
     assert missing_room({"GPU": 2.0}, 1, [{"GPU": 1.0}, {"GPU": 1.0}])
 
 
-def test_a_node_that_is_lost_before_it_says_its_gpus_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error would end the server."""
+INSTANCE = InstanceId("mixed-0")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the node's task returns or raises when it is asked, in order."""
     ray = pytest.importorskip("ray", reason="no Ray; pip install -e '.[ray]'")
-    instance, answers = InstanceId("mixed-0"), [ray.exceptions.GetTimeoutError(), ray.exceptions.WorkerCrashedError()]
+    found: list[Any] = []
 
     def get(_reference: object, *, timeout: float) -> list[int]:
-        if answers:
-            raise answers.pop(0)
-        return [3]
+        answer = found.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast(list[int], answer)
 
     task = SimpleNamespace(options=lambda **_: task, remote=lambda: None)
     monkeypatch.setattr(ray, "remote", lambda _function: task)
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(placement_groups, "_ASKED_AGAIN_S", 0.0)
     monkeypatch.setattr(PlacementGroups, "_node", lambda *_: "a-node")
+    return found
+
+
+def node_of_instance() -> tuple[str, list[int]]:
     placement = PlacementGroups(Cluster("127.0.0.1", "a-node", "local"), {"GPU": 1.0})
-    placement._bundles[instance] = placement_groups._Bundle(cast(Any, None), 0, 1)
-    assert asyncio.run(placement.node(instance)) == ("a-node", [3])
+    placement._bundles[INSTANCE] = placement_groups._Bundle(cast(Any, None), 0, 1)
+    return asyncio.run(placement.node(INSTANCE))
+
+
+def test_a_node_that_is_lost_before_it_says_its_gpus_is_waited_for(answers: list[Any]) -> None:
+    """An error would end the server."""
+    from ray.exceptions import GetTimeoutError, WorkerCrashedError
+
+    answers += [GetTimeoutError(), WorkerCrashedError(), [3]]
+    assert node_of_instance() == ("a-node", [3])
+
+
+def test_a_node_without_aegis_says_so(answers: list[Any]) -> None:
+    from ray.exceptions import RayTaskError
+
+    missing = RuntimeError("failed to import:\n\nTraceback\nModuleNotFoundError: No module named 'aegis'\n")
+    answers.append(RayTaskError("_own_gpus", "a traceback", missing))
+    with pytest.raises(UserError, match="cannot run aegis: ModuleNotFoundError: No module named 'aegis'; install"):
+        node_of_instance()
