@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-_PIECE_BITS: Final = 20
-_COUNT_BITS: Final = 20
+_PIECE_BITS: Final = 16  # of an image of 512 GiB
+_COUNT_BITS: Final = 16  # two thousand million loads are left for the life of a process
 _REST: Final = (1 << _PIECE_BITS + _COUNT_BITS) - 1
 
 

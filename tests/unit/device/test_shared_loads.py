@@ -127,6 +127,11 @@ def test_requests_grow_with_the_load_the_count_and_nothing_else() -> None:
     assert [piece_of(value, 1) for value in (over(1), request_of(2, 0, 4), POISON)] == [None] * 3
 
 
+def test_however_many_loads_there_were_a_lost_process_wants_no_more() -> None:
+    load = 1 << 30
+    assert over(load) < POISON and piece_of(POISON, load) is None
+
+
 def test_a_piece_is_what_lies_there_of_each_part() -> None:
     image = [(0, 1000, PIECE_BYTES + 1), (PIECE_BYTES + 1, 5, 100)]
     assert piece_copies(image, 0, 70) == [(70, 1000, PIECE_BYTES)]
