@@ -178,6 +178,8 @@ async def register(
                         doing = "starting"
                         yield waiting.pop(0), ModelRefused(reason)
         except _Stalled as stalled:
+            if not waiting:  # it has said all, and does not end
+                return
             source = waiting.pop(0)
             yield source, refused(source.root, f"{doing} took more than {stalled.within_s:.0f} s; it was given up")
             continue

@@ -31,6 +31,7 @@ for line in sys.stdin:
     say(type="Refused", reason="was read")
 """
 SILENT = "import time; time.sleep(60)"
+LINGERING = f"{REGISTRAR}\ntime.sleep(60)"
 NOISY = f"import sys; sys.stderr.write('é' * 100_000)\n{REGISTRAR}"
 WITHIN_S = 20.0
 Became = list[tuple[str, str, int]]
@@ -40,7 +41,7 @@ Became = list[tuple[str, str, int]]
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """It finds the registrars of these tests."""
     directory = tmp_path_factory.mktemp("registrars")
-    for name, program in (("registrar", REGISTRAR), ("silent", SILENT), ("noisy", NOISY)):
+    for name, program in (("registrar", REGISTRAR), ("silent", SILENT), ("lingering", LINGERING), ("noisy", NOISY)):
         (directory / f"{name}.py").write_text(program)
     with closing(ForkServer([], {**os.environ, "PYTHONPATH": str(directory)})) as server:
         yield server
@@ -114,6 +115,10 @@ def test_a_registrar_that_never_begins_is_given_up_for_each_source(fork_server: 
         ("a", f"/a: {said}", 400),
         ("b", f"/b: {said}", 400),
     ]
+
+
+def test_a_registrar_that_has_said_all_and_does_not_end_costs_nothing(fork_server: ForkServer) -> None:
+    assert registered(fork_server, "a", module="lingering", start_s=4.0) == [("a", *READ)]
 
 
 class _Lacking(ForkServer):
