@@ -29,8 +29,8 @@ class CudaDevice:
     """A `Device`: the GPU whose pool serves `pool_address`, used through its primary context.
 
     `words` are the node's and stay the caller's; `stream_words` are those among them that this device's streams may
-    take, in order (all, if not given), each still 0. Calls come from the thread that made the device; `open_host` and
-    the closing of what it opened may come from any. Raises UserError if pool or GPU cannot be had.
+    take, in order (all, if not given), each still 0. Calls come from the thread that made the device; `open_host` may
+    come from any. Raises UserError if pool or GPU cannot be had.
     """
 
     def __init__(
