@@ -25,7 +25,6 @@ class Opened(Struct, frozen=True):
     else."""
 
     version: str
-    hostname: str = ""
     boot: str = ""  # of the operating system it runs on
     cache_dir: str = ""
     rendezvous: str = ""

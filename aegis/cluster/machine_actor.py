@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import shutil
 import tempfile
 import time
@@ -121,7 +120,6 @@ class MachineActor:
         )
         opened = Opened(
             __version__,
-            platform.node(),
             boot_id(),
             str(default_cache_dir()),
             self._machine.rendezvous,

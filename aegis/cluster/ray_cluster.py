@@ -36,7 +36,6 @@ class Cluster:
     """Connected. `ip` is that of this machine, as the others see it."""
 
     ip: str
-    node: str
     name: str  # for messages
 
 
@@ -140,7 +139,7 @@ def _here(address: str) -> Cluster:
 
     own = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == own]
-    return Cluster(str(node["NodeManagerAddress"]), own, address)
+    return Cluster(str(node["NodeManagerAddress"]), address)
 
 
 def alive() -> dict[str, dict[str, Any]]:

@@ -76,7 +76,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def node_of_instance() -> tuple[str, list[int]]:
-    placement = PlacementGroups(Cluster("127.0.0.1", "a-node", "local"), {"GPU": 1.0})
+    placement = PlacementGroups(Cluster("127.0.0.1", "local"), {"GPU": 1.0})
     placement._bundles[INSTANCE] = placement_groups._Bundle(cast(Any, None), 0, 1)
     return asyncio.run(placement.node(INSTANCE))
 
