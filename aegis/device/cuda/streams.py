@@ -119,8 +119,9 @@ class CudaStream:
     def abandon(self, event: EventHandle) -> None:
         """A few chunks may still be copied before the event passes."""
         assert event.word == self.word
-        if event.value > self._words.words.load(self.word):
-            self._abandoned.add(event.value)
+        with self._given:
+            if event.value > self._last_given:
+                self._abandoned.add(event.value)
 
     def completed(self) -> int:
         if self._error is None:
@@ -228,8 +229,8 @@ class CudaStream:
                 self._spare.append(self._events.pop(old))
             self._events[value] = event
             self._last_given = value
+            self._abandoned.discard(value)
             self._given.notify_all()
-        self._abandoned.discard(value)
         # Without a flag the write is a barrier: the whole system sees the copies before it.
         self._driver("cuStreamWriteValue64", self._handle, self._words.address(self.word), value, 0)
 

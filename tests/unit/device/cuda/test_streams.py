@@ -203,6 +203,20 @@ def test_the_gpu_is_given_a_few_chunks_ahead(device: CudaDevice, rig: Rig, monke
     assert not stream._abandoned
 
 
+def test_of_a_copy_that_is_abandoned_when_the_gpu_has_all_of_it_nothing_is_kept(device: CudaDevice) -> None:
+    gate = threading.Event()
+    (_source, source), (_target, target) = buffer(CELL_BYTES), buffer(CELL_BYTES)
+    stream = device.stream("weights")
+    stream._handle.put(lambda: gate.wait(60) and None)
+    event = stream.copy([(target, source, CELL_BYTES)])
+    while stream._last_given < event.value:
+        pass
+    stream.abandon(event)
+    gate.set()
+    assert device.wait(event, timeout_ns=LONG_NS)
+    assert not stream._abandoned
+
+
 def test_events_are_used_again(rig: Rig, device: CudaDevice) -> None:
     stream = device.stream("s")
     for _ in range(50):
