@@ -97,11 +97,11 @@ class RemoteMachine:
         if self.lost:
             raise MachineLost(self.id)
         answer = asyncio.wrap_future(call().future())
+        answer.add_done_callback(_looked_at)  # whoever asked may be gone by then
         losing = asyncio.create_task(self._lost.wait())
         try:
             await asyncio.wait((answer, losing), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                answer.add_done_callback(_looked_at)
                 raise MachineLost(self.id)
             return answer.result()
         except ray.exceptions.RayTaskError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -229,6 +230,25 @@ def test_a_device_whose_opening_nobody_waited_for_is_not_taken_for_another() -> 
     asyncio.run(main())
     for pool in there._pools:
         pool.close()
+
+
+def test_an_error_that_comes_when_nobody_asks_any_more_is_no_traceback_in_the_log() -> None:
+    """Of a call to an actor that is ended meanwhile."""
+    found: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: found.append(context))
+        actor = Actor()
+        asking = asyncio.create_task(RemoteMachine(MachineId("machine-0"), NODE, actor, Actor()).call("open"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        actor.unanswered.pop("open").set_exception(ray.exceptions.ActorDiedError())
+        await asyncio.sleep(0.01)
+        gc.collect()
+
+    asyncio.run(main())
+    assert not found
 
 
 @pytest.mark.parametrize(
