@@ -32,13 +32,16 @@ async def ship(spec: ModelSpec, machine: RemoteMachine, *, renewed: bool = False
 async def _send(directory: Path, machine: RemoteMachine) -> None:
     """A few pieces at a time, so that neither side holds more."""
     under_way: set[asyncio.Task[None]] = set()
-    for file, at in _pieces(directory):
-        if len(under_way) == _AT_ONCE:
-            done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        under_way.add(asyncio.create_task(_send_piece(directory / file, at, machine)))
-    await asyncio.gather(*under_way)
+    try:
+        for file, at in _pieces(directory):
+            if len(under_way) == _AT_ONCE:
+                done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.gather(*done)
+            under_way.add(asyncio.create_task(_send_piece(directory / file, at, machine)))
+        await asyncio.gather(*under_way)
+    finally:
+        for task in under_way:
+            task.cancel()
     await machine.call("end_image", directory.name)
 
 

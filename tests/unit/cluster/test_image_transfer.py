@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from aegis.cluster import image_transfer
 from aegis.cluster.actor_messages import Opened
 from aegis.cluster.image_transfer import ship
 from aegis.cluster.machine_actor import MachineActor
@@ -91,6 +93,26 @@ def test_what_is_damaged_on_its_way_is_not_there(there: Path, spec: ModelSpec) -
     with pytest.raises(ValueError, match="damaged on its way"):
         asyncio.run(ship(spec, machine))
     assert not machine.has(spec) and not Path(machine.localised(spec).directory).exists()
+
+
+def test_when_one_piece_cannot_be_sent_no_other_goes_on(
+    there: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_transfer, "_PIECE_BYTES", 1 << 20)
+    unseen: list[dict[str, Any]] = []
+
+    async def main() -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unseen.append(context))
+        machine = There(there, damage=b"x")
+        with pytest.raises(ValueError, match="damaged on its way"):
+            await ship(spec, machine)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left)
+        gc.collect()
+        return sum(not task.cancelled() for task in left)
+
+    assert asyncio.run(main()) == 0 and not unseen
 
 
 def test_on_one_disk_nothing_is_sent(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
