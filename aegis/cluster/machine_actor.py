@@ -6,11 +6,13 @@ It does what the launcher asks and decides nothing. When it ends, for whatever r
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 from zlib import crc32
 
 import msgspec
@@ -25,7 +27,8 @@ from aegis.device.image_file import ImageDamaged, check
 from aegis.device.open_device import create_pool
 from aegis.device.protocol import PhysicalPool
 from aegis.instance.settings import InstanceSettings
-from aegis.models.cache import default_cache_dir
+from aegis.models.cache import default_cache_dir, lock_file
+from aegis.models.disk_cache import only_one
 from aegis.node import instance_processes
 from aegis.node.instance_processes import Processes
 from aegis.node.local_machine import LocalMachine
@@ -41,6 +44,7 @@ class ArrivingImage:
         assert _is_plain(name)
         self._directory = images / name
         self._draft = images / f".{name}.{os.getpid()}.arriving"
+        self._lock: IO[str] | None = None  # that says that this process lives
 
     def is_here(self, manifest: bytes) -> bool:
         """Whether the image is here with just that manifest."""
@@ -59,8 +63,17 @@ class ArrivingImage:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def begin(self) -> None:
+        """What processes that ended meanwhile left behind is removed."""
+        self._draft.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_file(self._draft).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        for draft in self._draft.parent.glob(".*.arriving"):
+            with only_one(lock_file(draft)) as left:
+                if left:
+                    shutil.rmtree(draft, ignore_errors=True)
+                    lock_file(draft).unlink(missing_ok=True)
         shutil.rmtree(self._draft, ignore_errors=True)
-        self._draft.mkdir(parents=True)
+        self._draft.mkdir()
 
     def write(self, file: str, at: int, content: bytes, checksum: int) -> None:
         """Raises ValueError if the content is not what was sent."""
@@ -77,6 +90,9 @@ class ArrivingImage:
         """All of it has come."""
         shutil.rmtree(self._directory, ignore_errors=True)
         self._draft.rename(self._directory)
+        lock_file(self._draft).unlink(missing_ok=True)
+        if self._lock:
+            self._lock.close()
 
 
 def _is_plain(name: str) -> bool:

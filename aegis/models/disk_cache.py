@@ -110,7 +110,7 @@ class DiskCache:
     def _promised_bytes(self) -> int:
         directory, promised = self._cache_dir / "promises", 0
         for file in sorted(directory.iterdir()) if directory.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError), _only_one(file) as dead:
+            with contextlib.suppress(FileNotFoundError), only_one(file) as dead:
                 if dead:
                     file.unlink(missing_ok=True)
                 else:
@@ -152,7 +152,7 @@ class Hold:
 
 def evict(entry: Path) -> bool:
     """Whether it left: an image as a whole, of a checkpoint what can be fetched again and is large."""
-    with _only_one(_held_file(entry)) as unheld, _only_one(lock_file(entry)) as unlocked:
+    with only_one(_held_file(entry)) as unheld, only_one(lock_file(entry)) as unlocked:
         if not (unheld and unlocked):
             return False
         if entry.parent.name == "images":
@@ -167,7 +167,7 @@ def evict(entry: Path) -> bool:
 
 
 @contextmanager
-def _only_one(file: Path) -> Iterator[bool]:
+def only_one(file: Path) -> Iterator[bool]:
     """Whether nobody else has its lock."""
     with file.open("a") as opened:
         try:

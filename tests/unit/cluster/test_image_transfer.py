@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +116,32 @@ def test_when_one_piece_cannot_be_sent_no_other_goes_on(
         return sum(not task.cancelled() for task in left)
 
     assert asyncio.run(main()) == 0 and not unseen
+
+
+BROKEN_OFF = """
+import sys
+from pathlib import Path
+from aegis.cluster.machine_actor import ArrivingImage
+arriving = ArrivingImage(Path(sys.argv[1]), "another")
+arriving.begin()
+arriving.write("image", 0, b"x", 0x8CDC1683)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_a_machine_that_was_ended_had_of_an_image_is_removed(there: Path, spec: ModelSpec) -> None:
+    images = there / "images"
+    command = [sys.executable, "-c", BROKEN_OFF, str(images)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline() == "begun\n"
+        draft = images / f".another.{other.pid}.arriving"
+        asyncio.run(ship(spec, There(there)))
+        assert (draft / "image").read_bytes() == b"x", "it lives, and is at it"
+        other.kill()
+    shutil.rmtree(images / "some-model")
+    asyncio.run(ship(spec, There(there)))
+    assert [path.name for path in images.iterdir()] == ["some-model"]
 
 
 def test_on_one_disk_nothing_is_sent(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
