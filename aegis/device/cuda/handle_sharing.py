@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import Event, Thread
 
 from msgspec import Struct
 
@@ -25,6 +25,7 @@ from aegis.core.ids import PageRun
 BATCH = 128
 """Descriptors per message. The kernel takes 253; a process may hold 1024 by default."""
 
+_BREATH_S = 0.1
 _MEASURES = struct.Struct("<QQQ")
 _RUN = struct.Struct("<QQ")
 
@@ -46,6 +47,7 @@ class HandleServer:
     def __init__(self, measures: Measures, export: Export) -> None:
         self._greeting = _MEASURES.pack(measures.ordinal, measures.page_bytes, measures.page_count)
         self._export = export
+        self._closed = Event()
         self.address = f"aegis-gpu-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.address}")
@@ -54,14 +56,18 @@ class HandleServer:
 
     def close(self) -> None:
         """No process can connect any more; connected ones are served on."""
+        self._closed.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # the listener was closed
-            while True:
+        while not self._closed.is_set():
+            try:
                 peer, _ = self._listener.accept()
-                Thread(target=self._serve, args=(peer,), name="gpu handles of a process", daemon=True).start()
+            except OSError:  # the listener was closed, or there are no descriptors left
+                self._closed.wait(_BREATH_S)
+                continue
+            Thread(target=self._serve, args=(peer,), name="gpu handles of a process", daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
         with peer, suppress(OSError):  # the peer is gone

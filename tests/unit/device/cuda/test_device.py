@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import socket
 import subprocess
@@ -230,6 +231,27 @@ def test_pages_that_cannot_all_be_exported_leave_no_descriptor(rig: Rig) -> None
     device.close()
     rig.devices.clear()
     assert held()[0] == files
+
+
+def test_a_process_that_comes_when_the_owner_has_no_descriptors_is_served_later(
+    words: SharedWords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would wait for ever, and every one after it."""
+    accept, refusals = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def lacking(listener: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            raise refusals.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", lacking)
+    rig = Rig(words)
+    greeting = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    greeting.settimeout(10)
+    greeting.connect(f"\0{rig.pool.address}")
+    assert greeting.recv(100)
+    greeting.close()
+    rig.close()
 
 
 def test_calls_that_stop_a_device_are_counted() -> None:
