@@ -39,8 +39,10 @@ def attainment(folder: Folder) -> Markup:
 
 
 def over_time(run: Run) -> list[tuple[float, float]]:
-    """Of the requests that arrived in each of some even stretches; seconds since the start."""
-    arrivals_s = np.array([(record.arrival_ns - run.start_ns) / 1e9 for record in run.records])
+    """Of the requests that arrived in each of some even stretches; seconds since the start, which is that of the first
+    request where the run's is of another clock."""
+    start_ns = run.start_ns if run.one_clock else min(record.arrival_ns for record in run.records)
+    arrivals_s = np.array([(record.arrival_ns - start_ns) / 1e9 for record in run.records])
     width_s = max(float(arrivals_s.max()), 1e-9) / _BINS
     bins = np.minimum((arrivals_s / width_s).astype(int), _BINS - 1)
     met = np.bincount(bins, [record.on_time for record in run.records], _BINS)

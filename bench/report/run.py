@@ -97,15 +97,20 @@ class Run:
 
     @cached_property
     def start_ns(self) -> int:
-        """The first moment that anything is known of."""
-        starts = [span.start_ns for span in self.spans] + [record.arrival_ns for record in self.records]
+        """The first moment that anything is known of: of spans alone, where records go by another clock."""
+        starts = [span.start_ns for span in self.spans] + [record.arrival_ns for record in self._beside]
         return min(starts, default=0)
 
     @cached_property
     def stop_ns(self) -> int:
         stops = [span.stop_ns for span in self.spans]
-        stops += [record.last_ns for record in self.records if record.last_ns is not None]
+        stops += [record.last_ns for record in self._beside if record.last_ns is not None]
         return max(stops, default=self.start_ns)
+
+    @property
+    def _beside(self) -> Sequence[Record]:
+        """The records whose times may be held against those of the spans."""
+        return self.records if self.one_clock or not self.spans else ()
 
     @cached_property
     def one_clock(self) -> bool:
