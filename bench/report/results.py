@@ -110,7 +110,7 @@ def _of_records(run: Run) -> Values:
 def _of_spans(run: Run) -> Values:
     if not run.spans:
         return {}
-    busy_ns = sum(span.stop_ns - span.start_ns for span in run.spans if span.kind in COMPUTE)
+    busy_ns = sum(span.device_ns for span in run.spans if span.kind in COMPUTE)
     whole_ns = (run.stop_ns - run.start_ns) * len(instances(run.spans))
     return {
         "switches": sum(span.kind is SpanKind.SWITCH for span in run.spans),

@@ -158,6 +158,12 @@ def test_a_simulations_records_and_spans_say_what_it_printed(tmp_path: Path) -> 
     )
 
 
+def test_two_lanes_compute_no_more_than_their_device_can(tmp_path: Path) -> None:
+    lanes = [span("decode", 0, 100, share=400), span("prefill", 0, 50, lane=1, share=600)]
+    files.write(tmp_path / "sim.spans.jsonl", lanes)
+    assert rows(read(tmp_path).runs, ())["sim"]["utilisation"] == pytest.approx(0.4 + 0.5 * 0.6)
+
+
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path)
     out = tmp_path / "page.html"
