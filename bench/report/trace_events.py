@@ -124,11 +124,14 @@ def _marks(decisions: Iterable[Decision], process: int, zero_ns: int) -> Iterato
 
 
 def _batches(runs: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Event]:
+    """Of all that decode: on a device that is divided two runs may be under way."""
     changes: dict[int, int] = {}
-    for span in sorted(runs, key=lambda span: span.start_ns):
-        changes[span.start_ns] = span.requests
-        changes[span.stop_ns] = 0
-    for at_ns, count in changes.items():
+    for span in runs:
+        changes[span.start_ns] = changes.get(span.start_ns, 0) + span.requests
+        changes[span.stop_ns] = changes.get(span.stop_ns, 0) - span.requests
+    count = 0
+    for at_ns, change in sorted(changes.items()):
+        count += change
         yield _counter("batch", process, at_ns - zero_ns, count)
 
 

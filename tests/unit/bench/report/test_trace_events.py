@@ -95,6 +95,13 @@ def test_what_runs_on_a_second_lane_is_beside_the_first_and_says_what_share_it_h
     assert list(threads.values()).count("compute, second lane") == 1, "one instance divides its device"
 
 
+def test_the_batch_of_an_instance_is_that_of_both_lanes() -> None:
+    beside = [span("decode", 0, 10, requests=4, share=700), span("decode", 5, 6, requests=2, lane=1, share=300)]
+    run = Run("one", [*beside, span("decode", 10, 12, requests=3)])
+    counted = [(each["ts"] / 1000, each["args"]["requests"]) for each in events(run) if each["name"] == "batch"]
+    assert counted == [(0, 4), (5, 6), (6, 4), (10, 3), (12, 0)]
+
+
 def test_a_flow_leads_each_request_through_slices_of_its_model() -> None:
     run = simulated()
     told = events(run)
