@@ -16,14 +16,16 @@ def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     if value == 0 or abs(value) >= 0.9995:
-        return f"{value:,.3g} s" if abs(value) < 1000 else f"{value:,.0f} s"
-    return f"{value * 1e3:.3g} ms" if abs(value) >= 1e-3 else f"{value * 1e6:.3g} µs"
+        return f"{value:,.3g} s" if abs(value) < 999.5 else f"{value:,.0f} s"
+    return f"{value * 1e3:.3g} ms" if abs(value) >= 0.9995e-3 else f"{value * 1e6:.3g} µs"
 
 
 def size(nbytes: float) -> str:
+    """Bytes, in the unit that fits."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
+        if nbytes >= 0.9995 * scale:
+            shown = nbytes / scale
+            return f"{shown:.3g} {unit}" if shown < 999.5 else f"{shown:,.0f} {unit}"
     return f"{nbytes:.0f} B"
 
 
