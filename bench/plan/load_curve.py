@@ -15,7 +15,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import REFUSED, Record
-from bench.plan.search import Plan, PlanSettings
+from bench.plan.search import Plan, PlanSettings, deciding_of
 from bench.simulate.cells.search import end_of
 from bench.simulate.cells.suites import gpus, untuned
 from bench.simulate.contenders import Contender
@@ -83,7 +83,7 @@ def parse_loads(text: str | None) -> tuple[float, ...]:
 def load_curve(settings: PlanSettings, answer: Plan, loads: Sequence[float]) -> LoadCurve:
     """Of the requests that need most GPUs. Raises UserError."""
     need = answer.needs[0]
-    most = max(need.found, key=lambda found: end_of(found.at))
+    most = deciding_of(need.found)
     count = round(end_of(need.gpus))
     placed = _placed(settings, need.contender, need.policy, most.seed, count)
     tasks = [replace(setting, load=load) for setting in placed.values() for load in loads]

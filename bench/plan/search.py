@@ -88,7 +88,8 @@ def plan(settings: PlanSettings) -> Plan:
     deciding = []
     for at, contender in enumerate(contenders):
         own = slice(at * len(settings.seeds), (at + 1) * len(settings.seeds))
-        search, most = max(zip(searches[own], answers[own], strict=True), key=lambda pair: end_of(pair[1].at))
+        most = deciding_of(answers[own])
+        search = searches[own][answers[own].index(most)]
         deciding.append((contender, answers[own], most, search.placed(round(end_of(most.at)))))
     uses = each(_use, [placed for *_, placed in deciding], jobs=settings.jobs, title="the answers")
     needs = [_need(who, all_, most, use) for (who, all_, most, _), use in zip(deciding, uses, strict=True)]
@@ -102,6 +103,11 @@ def plan(settings: PlanSettings) -> Plan:
         largest_bytes=max(weights),
         needs=sorted(needs, key=lambda need: (policies.index(need.policy), need.gpus.at is None, end_of(need.gpus))),
     )
+
+
+def deciding_of(found: Iterable[SearchResult]) -> SearchResult:
+    """The seed that needs most: what the largest number is not enough for needs more than what it is enough for."""
+    return max(found, key=lambda result: (end_of(result.at), result.at.at is None))
 
 
 def _search(settings: PlanSettings, contender: Contender, seed: int) -> Search:

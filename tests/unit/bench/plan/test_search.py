@@ -11,11 +11,11 @@ from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from bench.plan.load_curve import LoadCurve
 from bench.plan.load_table import load_sentence
-from bench.plan.search import Plan, PlanSettings, most_kv_bytes, plan
+from bench.plan.search import Plan, PlanSettings, deciding_of, most_kv_bytes, plan
 from bench.plan.suite import memory, run, sentence, settings_of
-from bench.simulate.cells.search import TTFT_GOAL
+from bench.simulate.cells.search import TTFT_GOAL, SearchResult
 from bench.simulate.setting import Setting, pool_of
-from bench.simulate.sweep import GOAL
+from bench.simulate.sweep import GOAL, Crossing
 from tests.unit.bench.simulate.outcomes import record
 
 NOTHING: dict[str, Any] = dict.fromkeys(
@@ -70,6 +70,12 @@ def test_fetches_that_no_number_of_gpus_makes_shorter_are_told() -> None:
     answer = answered(lazy=True, fetch_bytes_per_s=10**9, most=2)
     assert answer.needs[0].gpus.at is None
     assert sentence(answer).startswith("2 × h100 are not enough for 4 models: ")
+
+
+def test_a_seed_that_the_most_is_not_enough_for_decides_over_one_that_it_is() -> None:
+    found = [SearchResult(seed, at, ()) for seed, at in enumerate((Crossing(at=4), Crossing(above=4), Crossing(at=2)))]
+    assert deciding_of(found) is found[1]
+    assert deciding_of(found[::-1]) is found[1]
 
 
 @pytest.mark.long
