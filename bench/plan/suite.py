@@ -20,7 +20,7 @@ from bench.plan.load_table import draw, load_sentence, load_table
 from bench.plan.search import Need, Plan, PlanSettings, plan
 from bench.simulate import plot_files, table
 from bench.simulate.cells.search import Probe, end_of
-from bench.simulate.contenders import OURS
+from bench.simulate.contenders import APART, OURS
 from bench.simulate.options import chosen
 from bench.simulate.setting import Setting, check_asked, tell_uncosted
 from bench.simulate.workers import cores
@@ -60,6 +60,8 @@ def settings_of(given: Mapping[str, Any]) -> PlanSettings:
     if trace and given["seeds"]:
         raise UserError("--seeds is of --workload; a trace is drawn already")
     policies = tuple(dict.fromkeys(recipe(name).name for name in given["policy"] or (OURS,)))
+    if given["most"] == 1 and (apart := next((name for name in policies if name in APART), None)):
+        raise UserError(f"--most 1: {apart} keeps prefill and decode apart, which takes two GPUs")
     seeds = 1 if trace else given["seeds"] or _SEEDS
     setting = Setting(policy=policies[0], workload=workload, trace=str(trace) if trace else None, **chosen(given))
     return PlanSettings(

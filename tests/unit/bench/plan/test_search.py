@@ -126,6 +126,7 @@ def test_what_does_not_go_with_models_is_one_line(given: dict[str, Any], message
         ({"workload": WORKLOAD, "trace": Path("a.csv")}, "give one of --workload and --trace"),
         ({"trace": Path("a.csv"), "seeds": 2}, "--seeds is of --workload"),
         ({"workload": WORKLOAD, "policy": ["least-slak"]}, "did you mean 'least-slack'"),
+        ({"workload": WORKLOAD, "policy": ["qlm", "aegaeon"], "most": 1}, "--most 1: aegaeon keeps prefill and decode"),
         ({"workload": WORKLOAD, "slo": "ttft=never"}, "--slo: 'ttft=never' is no limit"),
         ({"workload": WORKLOAD, "gpu": "b9000"}, "--gpu b9000: should be h100"),
         ({"workload": "poison:models=4"}, "unknown workload 'poison'"),
