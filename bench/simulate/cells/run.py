@@ -136,8 +136,10 @@ def _search(
 def _conditions(cell: Cell) -> dict[str, Any]:
     """The conditions that a cell's results depend on, but for the contender and the seed."""
     conditions = cell.setting.conditions()
-    del conditions["seed"], conditions["roles"], conditions["counted"], conditions["lanes"]
+    del conditions["seed"], conditions["roles"], conditions["counted"]
     del conditions["max_batch"], conditions["budget_tokens"]
+    if conditions["lanes"] is None:  # older files do not say it
+        del conditions["lanes"]
     return conditions
 
 

@@ -130,6 +130,15 @@ def test_gpus_are_searched_for_a_workload_with_rivals_tuned(tmp_path: Path) -> N
     assert (cell["best_rival"], cell["ratio"]) == ("serverlessllm", None)
 
 
+def test_results_on_divided_gpus_are_not_taken_for_those_on_whole_ones(tmp_path: Path) -> None:
+    choice = Choice(seeds=(0,), policies=("serverlessllm",))
+    setting = Setting(policy="", workload=WORKLOAD)
+    written(gpus(setting, "w"), tmp_path, choice)
+    with pytest.raises(UserError, match="w was simulated with other settings"):
+        written(gpus(replace(setting, lanes=True), "w"), tmp_path, choice)
+    written(gpus(setting, "w"), tmp_path, choice)
+
+
 @pytest.mark.parametrize(
     ("content", "line"),
     [
