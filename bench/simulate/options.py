@@ -89,7 +89,7 @@ _NOT_OF_A_SUITE = (
     *_OF_ONE,
 )
 _OF_A_SEARCH = ("seeds", "only", "again")
-_NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", "records", "spans", "as_published", "trace_dir")
+_NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", *_OF_ONE, "as_published", "trace_dir")
 _NOT_OF_CELLS = (
     "workload",
     "trace",
@@ -100,6 +100,7 @@ _NOT_OF_CELLS = (
     "costs",
     "link",
     "switch",
+    "lanes",
     "noise",
     "peer_loads",
     "placement",
@@ -109,6 +110,7 @@ _NOT_OF_CELLS = (
     "fetch",
     "cache_size",
 )
+_DENIABLE = ("lanes",)
 _SEARCH_SEEDS = 3
 _MEASURED = "measured"
 _FAULT_SEEDS_AT_A_TIME = 25
@@ -185,7 +187,7 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
     """A suite of MuxWise's evaluation. Raises UserError."""
     unused = (*_NOT_OF_A_SUITE, "seeds", "again", "policy", "plot")
     for option in unused:
-        if _is_given(given[option]):
+        if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
     suite = GOODPUT_SUITES[name]
     run_goodput(
@@ -202,7 +204,7 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
 def _prism(name: str, given: Mapping[str, Any]) -> None:
     """A suite of Prism's evaluation. Raises UserError."""
     for option in (*_NOT_OF_A_SUITE, "seeds", "again", "policy"):
-        if _is_given(given[option]):
+        if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
     choice = PrismChoice(
         tiny=given["tiny"],
@@ -218,7 +220,7 @@ def _prism(name: str, given: Mapping[str, Any]) -> None:
 def _overload(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
     for option in (*_NOT_OF_A_SUITE, "seeds", "as_published"):
-        if _is_given(given[option]):
+        if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {OVERLOAD}, which sets it itself")
     choice = OverloadChoice(
         seed=given["seed"],
@@ -232,7 +234,7 @@ def _overload(given: Mapping[str, Any]) -> None:
 
 
 def _check_figured(given: Mapping[str, Any]) -> None:
-    if unused := [name for name in _NOT_OF_A_SUITE if _is_given(given[name])]:
+    if unused := [name for name in _NOT_OF_A_SUITE if _is_given(given, name)]:
         raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
     _check_not_searched(given)
 
@@ -365,7 +367,7 @@ def _search(name: str, given: Mapping[str, Any], said: Mapping[str, Any]) -> Non
     """A suite of cells, or `gpus`. `said`: what was said of a setting. Raises UserError."""
     unused = _NOT_OF_A_SEARCH if name == "gpus" else _NOT_OF_A_SEARCH + _NOT_OF_CELLS
     for option in unused:
-        if _is_given(given[option]):
+        if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
     suite = _gpus(given, said) if name == "gpus" else CELL_SUITES[name](tiny=given["tiny"])
     seeds = 1 if given["trace"] else given["seeds"] or _SEARCH_SEEDS
@@ -379,9 +381,9 @@ def _search(name: str, given: Mapping[str, Any], said: Mapping[str, Any]) -> Non
     run_search(suite, choice, json=given["json"] or Path(f"{name}.json"), plot=given["plot"] or Path(f"{name}.png"))
 
 
-def _is_given(value: object) -> bool:
-    """0 is."""
-    return value is not None and value is not False
+def _is_given(given: Mapping[str, Any], option: str) -> bool:
+    """0 is, and of what may also be denied False."""
+    return given[option] is not None and (given[option] is not False or option in _DENIABLE)
 
 
 def _gpus(given: Mapping[str, Any], said: Mapping[str, Any]) -> CellSuite:
@@ -398,9 +400,9 @@ def _gpus(given: Mapping[str, Any], said: Mapping[str, Any]) -> CellSuite:
 def run_faults(given: Mapping[str, Any]) -> int:
     """Seeds of faulty markets through the cores that decide, each of which has to keep every law. The exit status: 1
     where one did not. Raises UserError."""
-    for name, value in given.items():
-        if name not in _OF_FAULTS and value is not None and value is not False:
-            raise UserError(f"--{name.replace('_', '-')} is not of --faults, whose markets are drawn from their seeds")
+    for name in given:
+        if name not in _OF_FAULTS and _is_given(given, name):
+            raise UserError(f"{_option(name)} is not of --faults, whose markets are drawn from their seeds")
     kinds = kinds_of(given["fault"]) if given["fault"] else EVERY
     first, count = given["seed"], given["seeds"] or _FAULT_SEEDS
     chunks = [

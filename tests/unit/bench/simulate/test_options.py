@@ -200,6 +200,12 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
             (["--suite", "cells", "--suite", "fig10"], "--suite fig10: should be one of fig11a"),
             (["--suite", "cells", "--slo", "ttft=5"], "--slo is not of --suite cells, which sets it itself"),
             (["--suite", "cells", "--switch", "0"], "--switch is not of --suite cells, which sets it itself"),
+            (["--suite", "cells", "--lanes"], "--lanes is not of --suite cells, which sets it itself"),
+            (["--suite", "cells", "--no-lanes"], "--lanes is not of --suite cells, which sets it itself"),
+            (["--suite", "cells", "--decisions", "x"], "--decisions is not of --suite cells, which sets it itself"),
+            (["--suite", "fig11a", "--no-lanes"], "--lanes is not of a --suite"),
+            (["--suite", "overload", "--no-lanes"], "--lanes is not of --suite overload, which sets it itself"),
+            (["--faults", "--no-lanes"], "--lanes is not of --faults"),
             (["--suite", "cells", "--policy", "aegeon"], "unknown policy 'aegeon'; did you mean 'aegaeon'?"),
             (
                 ["--suite", "cells", "--only", "slo9", "--json", "cells.json"],
