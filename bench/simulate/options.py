@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -42,7 +42,7 @@ from bench.simulate.setting import run as run_setting
 from bench.simulate.study import Curve, Point, Study, curves
 from bench.simulate.suite_run import Choice
 from bench.simulate.suite_run import run as run_suite
-from bench.simulate.suites import suite
+from bench.simulate.suites import Form, Suite, suite
 from bench.simulate.workers import cores, each
 
 _OF_ONE = ("records", "spans", "decisions")
@@ -159,7 +159,7 @@ def _suites(given: Mapping[str, Any]) -> None:
     apart = (*SEARCHES, *GOODPUT_SUITES, OVERLOAD, *prism_suites(None))
     figured = [suite(name) for name in names if name not in apart]
     if figured:
-        _check_figured(given)
+        _check_figured(given, figured)
     for name in names:
         if name in SEARCHES:
             _search(name, given, chosen(given))
@@ -233,15 +233,25 @@ def _overload(given: Mapping[str, Any]) -> None:
     run_overload(overload(given["trace_dir"], tiny=given["tiny"]), choice, json=json, plot=plot)
 
 
-def _check_figured(given: Mapping[str, Any]) -> None:
+def _check_figured(given: Mapping[str, Any], suites: Iterable[Suite]) -> None:
     if unused := [name for name in _NOT_OF_A_SUITE if _is_given(given, name)]:
         raise UserError(f"{_option(unused[0])} is not of a --suite, which sets it itself")
     _check_not_searched(given)
+    for each_suite in suites:
+        compares = each_suite.form is Form.CURVES
+        if given["trace_dir"] and not compares:
+            raise UserError(f"--trace-dir is not of --suite {each_suite.name}, whose requests are drawn")
+        if given["policy"] and (each_suite.policies or all(panel.policy for panel in each_suite.panels)):
+            raise UserError(f"--policy is not of --suite {each_suite.name}, which sets it itself")
+        if given["policy"] and not compares and len(set(given["policy"])) > 1:
+            raise UserError(f"--suite {each_suite.name} is of one --policy")
 
 
 def _check_not_searched(given: Mapping[str, Any]) -> None:
     if unused := [name for name in _OF_A_SEARCH if given[name]]:
         of = SEARCHES if unused[0] == "seeds" else (*SEARCHES, OVERLOAD)
+        if unused[0] == "only":
+            of = (*SEARCHES, *GOODPUT_SUITES, *prism_suites(None), OVERLOAD)
         raise UserError(f"{_option(unused[0])} is of --suite {', '.join(of[:-1])} and {of[-1]}")
 
 
