@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from bench.common.provenance import stamped
 
 def check(file: Path) -> None:
     """Before time is spent on what cannot be written. Raises UserError."""
-    if not file.parent.is_dir():
-        raise UserError(f"cannot write {file}: {file.parent} is no directory")
-    if file.is_dir():
-        raise UserError(f"cannot write {file}: it is a directory")
+    try:
+        if not file.parent.is_dir():
+            raise UserError(f"cannot write {file}: {file.parent} is no directory")
+        if file.is_dir():
+            raise UserError(f"cannot write {file}: it is a directory")
+        if not any(os.access(place, os.W_OK) for place in (file, file.parent)):
+            raise UserError(f"cannot write {file}: that is not allowed")
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}") from None
 
 
 def make_directory(directory: Path, *, parents: bool = False) -> None:
@@ -28,23 +34,27 @@ def make_directory(directory: Path, *, parents: bool = False) -> None:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Raises UserError."""
+    """An end at any time, and a device that is full, leave what there was before. Raises UserError."""
     try:
-        file.write_bytes(content)
+        kept = file.resolve()  # what a link leads to, which stays one
+        if kept.exists() and not (kept.is_file() and os.access(kept.parent, os.W_OK)):
+            kept.write_bytes(content)  # a device, or one file that may be written where no other may be made
+        else:
+            _replace(kept, content)
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def _replace(file: Path, content: bytes) -> None:
+    part = file.with_name(f"{file.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(file)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_json(file: Path, content: Any) -> None:
     """Indented; a file of `bench/results` says which code it is of. Raises UserError."""
     write(file, msgspec.json.format(msgspec.json.encode(stamped(file, content))) + b"\n")
-
-
-def replace_json(file: Path, content: Any) -> None:
-    """As `write_json`, and an end at any time leaves a whole file: the one before, or this one. Raises UserError."""
-    part = file.with_name(f"{file.name}.part")
-    write_json(part, stamped(file, content))
-    try:
-        part.replace(file)
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror}") from None

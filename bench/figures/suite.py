@@ -60,7 +60,7 @@ def renew(name: str, renewal: Renewal) -> Change:
         after = _read(json)
         if (plot := json.with_suffix(".png")).exists():
             plot.replace(kept.with_suffix(".png"))
-        result_files.replace_json(kept, after)
+        result_files.write_json(kept, after)
     return changed(name, before, after)
 
 

@@ -46,6 +46,7 @@ def run(
     ]
     if not searches:
         raise UserError(f"--only {only[0]}: nothing of --suite {suite.name} is called so")
+    result_files.check(json)
     results = _results(searches, jobs=jobs, title=suite.name)
     panels = []
     for panel in suite.panels:

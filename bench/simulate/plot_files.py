@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aegis.core.errors import UserError
+from bench.common import result_files
 from bench.simulate.breakdown import STAGES, Breakdown
 from bench.simulate.cells.figures import CellFigures
 from bench.simulate.cells.search import UNITS, end_of
@@ -44,6 +45,7 @@ def check(file: Path) -> None:
     """Before hours are spent on what cannot be drawn. Raises UserError."""
     if file.suffix not in _KINDS:
         raise UserError(f"--plot {file}: should end in {' or '.join(_KINDS)}")
+    result_files.check(file)
 
 
 def sheet(panels: int, title: str = "") -> tuple[Figure, list[Axes]]:

@@ -40,6 +40,7 @@ class Choice:
 
 def run(suite: Suite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
+    result_files.check(json)
     plot_files.check(plot)
     if choice.as_published and not suite.publishable:
         raise UserError(f"--as-published is not of --suite {suite.name}, whose panels say what a switch takes")

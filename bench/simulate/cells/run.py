@@ -71,6 +71,7 @@ class Choice:
 
 def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
+    result_files.check(json)
     plot_files.check(plot)
     chosen = _chosen(suite, choice)
     held = _held(suite, json)
@@ -83,7 +84,7 @@ def run(suite: CellSuite, choice: Choice, *, json: Path, plot: Path) -> None:
 
     def write() -> Results:
         results = _results(suite, known, measured)
-        result_files.replace_json(json, results)
+        result_files.write_json(json, results)
         return results
 
     for seeds in (choice.seeds[:1], choice.seeds[1:]):

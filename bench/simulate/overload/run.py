@@ -61,6 +61,7 @@ class Choice:
 
 def run(suite: OverloadSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
+    result_files.check(json)
     plot_files.check(plot)
     chosen = _chosen(suite, choice)
     held = _held(suite, choice.seed, json)
@@ -78,9 +79,9 @@ def run(suite: OverloadSuite, choice: Choice, *, json: Path, plot: Path) -> None
     for at, answer in as_they_come(measured, tasks, jobs=choice.jobs, title=NAME):
         cell, contender = asked[at]
         known[cell.name, contender.name] = answer
-        result_files.replace_json(json, _results(suite, choice.seed, known, origin))
+        result_files.write_json(json, _results(suite, choice.seed, known, origin))
     results = _results(suite, choice.seed, known, origin)
-    result_files.replace_json(json, results)
+    result_files.write_json(json, results)
     show(suite, results.cells)
     plot_files.save(plot_files.overload(suite.title, results.cells), plot)
     table.plain_console().print(f"\n{json} and {plot} are written")

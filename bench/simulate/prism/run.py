@@ -52,6 +52,7 @@ class _Task:
 
 def run(suite: PrismSuite, choice: Choice, *, json: Path, plot: Path) -> None:
     """Raises UserError."""
+    result_files.check(json)
     plot_files.check(plot)
     cells = [cell for cell in suite.cells(tiny=choice.tiny) if _is_wanted(cell, choice)]
     if not cells:

@@ -1,11 +1,15 @@
 """Files of results, and where they are to be."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from aegis.core.errors import UserError
-from bench.common.result_files import check, make_directory
+from bench.common import result_files
+from bench.common.result_files import check, make_directory, write
+from bench.simulate import plot_files
 
 
 def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
@@ -14,6 +18,42 @@ def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
         check(tmp_path / "nowhere" / "a.json")
     with pytest.raises(UserError, match=r"it is a directory"):
         check(tmp_path)
+
+
+def test_names_and_places_that_no_file_can_have_are_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"cannot write .*: File name too long"):
+        check(tmp_path / ("a" * 300))
+    with pytest.raises(UserError, match=r"nowhere is no directory"):
+        plot_files.check(tmp_path / "nowhere" / "a.png")
+    monkeypatch.setattr(result_files.os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(UserError, match=r"cannot write .*a\.json: that is not allowed"):
+        check(tmp_path / "a.json")
+
+
+def test_a_device_that_is_full_leaves_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, plainly = tmp_path / "a.json", Path.write_bytes
+    write(file, b"before")
+
+    def half(self: Path, content: bytes) -> int:
+        plainly(self, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", half)
+    with pytest.raises(UserError, match=r"cannot write .*a\.json: No space left on device"):
+        write(file, b"afterwards")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"] and file.read_bytes() == b"before"
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "a.json")
+    write(link, b"{}")
+    assert link.is_symlink() and (tmp_path / "a.json").read_bytes() == b"{}"
+    check(Path(os.devnull))
+    write(Path(os.devnull), b"{}")
+    assert Path(os.devnull).is_char_device()
 
 
 def test_a_directory_is_made_unless_it_is_there(tmp_path: Path) -> None:
