@@ -26,7 +26,11 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     if given["dataset_name"] == "timed_trace":
         if given["dataset_path"] is None:
             raise UserError("--dataset-name timed_trace needs --dataset-path FILE")
-        trace = trace or given["dataset_path"]
+        if trace is not None or given["workload"] is not None:
+            raise UserError("--dataset-name timed_trace is a trace itself; leave out --workload and --trace")
+        trace = given["dataset_path"]
+    if given["dataset_name"] == "random" and given["dataset_path"] is not None:
+        raise UserError("--dataset-path is of the data sets that are files; name one by --dataset-name")
     _check(given, timed=trace is not None or given["workload"] is not None)
     return Settings(
         base_url=given["base_url"],
