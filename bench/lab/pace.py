@@ -92,7 +92,7 @@ def run(
     if json_path:
         result_files.write_json(json_path, result)
     if trace:
-        trace.write_bytes(msgspec.json.Encoder().encode_lines(all_streams))
+        result_files.write(trace, msgspec.json.Encoder().encode_lines(all_streams))
     return result
 
 

@@ -177,10 +177,12 @@ def _fragment(pool: PagePool) -> None:
 
 
 def run(json_path: Path | None = None, sizes: Sequence[int] = SIZES, repetitions: int = 9) -> Result:
-    """Measures, prints a table and writes it to `json_path`.
+    """Measures, prints a table and writes it to `json_path`. Raises UserError.
 
     Sizes are in bytes, whole pages. Each way is switched at least `repetitions` times.
     """
+    if json_path is not None:
+        result_files.check(json_path)
     results = []
     print("     size      first     switch     memcpy  ratio fragmented  ratio  prefetched  copied")
     for nbytes in sizes:

@@ -68,7 +68,10 @@ class Result(Struct, frozen=True):
 
 
 def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
-    """Measures, prints a line per case, and writes the result as JSON where a path is given."""
+    """Measures, prints a line per case, and writes the result as JSON where a path is given. Raises UserError."""
+    if json_path is not None:
+        result_files.make_directory(json_path.parent, parents=True)
+        result_files.check(json_path)
     plan = plan or Plan()
     torch.set_num_threads(plan.threads)
     read_bytes_per_s = _read_bytes_per_s()
@@ -86,7 +89,6 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
                     print(_line(case), flush=True)
     result = Result(describe(), version("transformers"), plan, read_bytes_per_s, tuple(cases))
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         result_files.write_json(json_path, result)
     return result
 

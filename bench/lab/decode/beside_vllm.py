@@ -84,6 +84,9 @@ class Result(Struct, frozen=True):
 
 def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     """Measures, prints a line per figure, and writes the result as JSON where a path is given. Raises UserError."""
+    if json_path is not None:
+        result_files.make_directory(json_path.parent, parents=True)
+        result_files.check(json_path)
     plan = plan or Plan()
     if reason := refusal():
         raise UserError(reason, param="peer")
@@ -103,7 +106,6 @@ def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     found = (installed() or "", version("transformers"))
     result = Result(describe(), *found, plan, tuple(cases), tuple(replacements))
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         result_files.write_json(json_path, result)
     return result
 

@@ -67,6 +67,9 @@ def run(json_path: Path | None, *, tiny: bool = False) -> int:
     device = torch.cuda.get_device_properties(0)
     figures = []
     try:
+        if json_path is not None:
+            result_files.make_directory(json_path.parent, parents=True)
+            result_files.check(json_path)
         for figure in measure(tiny=tiny):
             figures.append(figure)
             print(f"{figure.name}: {figure.value:.4g} {figure.unit}", flush=True)
@@ -83,7 +86,6 @@ def run(json_path: Path | None, *, tiny: bool = False) -> int:
     )
     _show(result)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         result_files.write_json(json_path, result)
     return 0 if tiny or all(figure.ok is not False for figure in figures) else 1
 

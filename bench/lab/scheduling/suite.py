@@ -68,14 +68,16 @@ def run(
     arrivals: int = _ARRIVALS,
     rounds: int = _ROUNDS,
 ) -> Result:
-    """Measures, prints a table and writes all to `json_path`."""
+    """Measures, prints a table and writes all to `json_path`. Raises UserError."""
+    if json_path is not None:
+        result_files.make_directory(json_path.parent, parents=True)
+        result_files.check(json_path)
     machine = describe()
     decisions = [each for size, limit_us in limits_us.items() for each in _placing(size, limit_us, arrivals)]
     decisions += [_planning(rounds), *_turns(rounds)]
     result = Result(machine, tuple(each.figure() for each in decisions), tuple(decisions))
     _show(result.decisions)
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
         result_files.write_json(json_path, result)
     return result
 
