@@ -16,6 +16,7 @@ from pathlib import Path
 import aiohttp
 from msgspec import Struct
 
+from aegis.core.errors import UserError
 from aegis.telemetry.files import parse
 from aegis.telemetry.records import Record
 from bench.common.processes import family
@@ -84,7 +85,8 @@ def _parts(pid: int) -> tuple[int, int]:
 async def watching(
     session: aiohttp.ClientSession, url: str, root: int, models: Sequence[str]
 ) -> AsyncIterator[Watched]:
-    """What is seen while the block is, of the server whose launcher is `root`."""
+    """What is seen while the block is, of the server whose launcher is `root`. Raises UserError where it does not
+    answer."""
     watched = Watched()
     probes = [
         asyncio.create_task(_every(_HEALTH_S, lambda: _get(session, f"{url}/health", watched.health_s))),
@@ -99,6 +101,8 @@ async def watching(
             probe.cancel()
         ends = await asyncio.gather(*probes, return_exceptions=True)
     for end in ends:
+        if isinstance(end, aiohttp.ClientError | TimeoutError):
+            raise UserError(f"{url} does not answer under load ({str(end) or type(end).__name__})")
         if not isinstance(end, asyncio.CancelledError) and isinstance(end, BaseException):
             raise end
 

@@ -195,7 +195,7 @@ def _load(url: str, rps: float, seconds: float, setting: Setting) -> Load:
 
 def _search(setting: Setting) -> tuple[float, list[Searched]]:
     """What the instances can do, of loads that grow until fewer tokens are on time, or eight times as many are asked
-    for: under more load batches are larger, and there are more that make many tokens on time."""
+    for: under more load batches are larger, and there are more that make many tokens on time. Raises UserError."""
     found: list[Searched] = []
     with served(_options(setting, next(iter(CONTENDERS))), remembers=False) as url:
         _warm(url, setting)
@@ -205,6 +205,8 @@ def _search(setting: Setting) -> tuple[float, list[Searched]]:
             found.append(Searched(rps, good))
             print(f"{rps:6.3g} requests/s of each model: {good:6.0f} tokens/s on time", flush=True)
             made = good / (_MODELS * _TOKENS_MEAN)
+            if not made and not most:  # nor would there be any under more load
+                raise UserError(f"no token was on time at {rps:g} requests/s of each model; give less, by --rps")
             if made < _FALLEN * most:
                 break
             most = max(most, made)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+from contextlib import nullcontext
 from dataclasses import dataclass
 
+import aiohttp
 import pytest
 from msgspec import structs
 
 from aegis.core.clock import NS_PER_S
+from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
+from bench.overload import suite
 from bench.overload.load import Asked, Load, Saw, summary
-from bench.overload.probes import Held, Waits, memory_of, waits
-from bench.overload.suite import Run, held, judged, of_rounds
+from bench.overload.probes import Held, Waits, memory_of, waits, watching
+from bench.overload.suite import Run, Setting, held, judged, of_rounds
 from bench.serve.answer import Answer
 from bench.serve.plan import Planned
 
@@ -135,3 +141,32 @@ def test_waits_are_those_that_were_seen() -> None:
 def test_memory_of_a_process_that_is_gone_is_none() -> None:
     assert memory_of(os.getpid()).own > 1 << 20
     assert memory_of(2**22 + 1) == Held(0, 0)
+
+
+def test_a_machine_that_makes_no_token_on_time_is_not_searched_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[float] = []
+
+    async def offer(url: str, rps: float, seconds: float, setting: Setting) -> Saw:
+        offered.append(rps)
+        assert len(offered) < 9
+        return structs.replace(SAW, good_tokens_per_s=0)
+
+    monkeypatch.setattr(suite, "served", lambda options, remembers: nullcontext("http://127.0.0.1:9"))
+    monkeypatch.setattr(suite, "_offer", offer)
+    setting = Setting(
+        seconds=3, search_s=3, lead_s=1, seed=0, rps=None, contenders=["least-slack"], factors=(1.0,), launch=()
+    )
+    with pytest.raises(UserError, match=r"no token was on time at 0.5 requests/s of each model; give less, by --rps"):
+        suite.run(setting, None)
+
+
+def test_a_server_that_does_not_answer_while_it_is_watched_is_named() -> None:
+    async def watch(url: str) -> None:
+        async with aiohttp.ClientSession() as session, watching(session, url, os.getpid(), ["m"]):
+            await asyncio.sleep(0.2)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens there
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UserError, match=rf"{url} does not answer under load \(Cannot connect"):
+            asyncio.run(watch(url))
