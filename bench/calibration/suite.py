@@ -183,6 +183,8 @@ def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, rec
         raise UserError("--probe says itself what is learnt from; leave out --seconds and --spans")
     if records is not None and spans is None:
         raise UserError("--records is a file beside one of --spans; a server is asked for its own")
+    if seconds is not None and spans is not None:
+        raise UserError("--seconds is for a server, which is watched; --spans is of one that was")
     seen = _seen(url, probe, seconds, spans, records)
     models = AdminClient(url).node().models if spans is None else ()
     print(*calibrate(seen, out, models).table, sep="\n")

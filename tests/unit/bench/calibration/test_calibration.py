@@ -221,6 +221,11 @@ def test_a_probe_says_itself_what_is_learnt_from(tmp_path: Path) -> None:
             _run(tmp_path, probe=True, **other)
 
 
+def test_a_time_to_watch_is_not_passed_over_beside_spans(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--seconds is for a server"):
+        _run(tmp_path, seconds=5.0, spans=tmp_path / "spans.jsonl")
+
+
 def _run(directory: Path, **given: Any) -> None:
     options: dict[str, Any] = {"url": "http://127.0.0.1:9", "probe": False, "seconds": None, "spans": None}
     run(**{**options, "records": None, "out": directory / "costs.yaml", **given})
