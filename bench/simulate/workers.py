@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from aegis.core.errors import UserError
+from aegis.process.child import end_with_launcher
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -88,7 +89,8 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
-    """Answers tasks until none comes any more."""
+    """Answers tasks until none comes any more; a simulation that nobody waits for any more may last for hours."""
+    end_with_launcher()
     while True:
         try:
             index, task = tasks.recv()
