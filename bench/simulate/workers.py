@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -100,6 +101,9 @@ def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
             tasks.send((index, work(task)))
         except UserError as error:
             tasks.send((None, error))
+        except Exception:  # noqa: BLE001 - a bug of ours, of which the other side says what it is
+            traceback.print_exc()
+            tasks.send((None, UserError("a simulation broke, which it should not; the error is above")))
 
 
 def _answers(helpers: Sequence[Connection], tasks: Sequence[_Task]) -> Iterator[tuple[int, Any]]:

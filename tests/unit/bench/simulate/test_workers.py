@@ -1,5 +1,6 @@
 """Tasks in several processes."""
 
+import math
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,12 @@ def test_what_a_user_can_mend_is_raised_and_no_process_stays(jobs: int) -> None:
     with pytest.raises(UserError, match="expected a trace whose name ends in"):
         each(traces.read, [Path(__file__)] * 3, jobs=jobs, title="")
     assert multiprocessing.active_children() == []
+
+
+def test_what_breaks_is_not_said_to_have_been_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="a simulation broke, which it should not; the error is above"):
+        each(math.sqrt, [-1.0, -1.0], jobs=2, title="")
+    assert "ValueError" in capfd.readouterr().err
 
 
 def test_a_process_that_was_killed_is_told_in_one_line() -> None:
