@@ -27,7 +27,6 @@ from aegis.device.shared_events import SharedWords
 from memory.pages import NoPages, PagePool, Runs
 
 BATCHES = (1, 8, 64)
-RANGES = tuple(1 << bits for bits in (30, 34, 40))
 _PAGES = 256
 _TIMEOUT_NS = 60_000_000_000
 
