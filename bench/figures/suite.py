@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from bench.common import result_files
+from bench.common.processes import ended_in_order
 from bench.simulate import goodput, goodput_run
 from bench.simulate.options import policies
 from bench.simulate.prism import run as prism_run
@@ -54,7 +55,7 @@ def renew(name: str, renewal: Renewal) -> Change:
     """What there was stays until all of it is there anew, however this ends. Raises UserError."""
     kept = renewal.into / f"{name.replace('-', '_')}.json"
     before = _read(kept) if kept.exists() else None
-    with TemporaryDirectory(dir=renewal.into, prefix="renewing-") as directory:
+    with ended_in_order(), TemporaryDirectory(dir=renewal.into, prefix="renewing-") as directory:
         json = Path(directory) / kept.name
         _simulate(name, renewal, json)
         after = _read(json)

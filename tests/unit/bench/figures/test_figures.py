@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +82,21 @@ def test_what_there_was_stays_while_it_is_made_anew(tmp_path: Path, monkeypatch:
         suite.renew("fig15", suite.Renewal(into=tmp_path, tiny=True))
     assert held == ["{}"] and kept.read_text() == "{}"
     assert [file.name for file in tmp_path.iterdir()] == ["fig15.json"]
+
+
+def test_sigterm_leaves_no_directory_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "fig15.json"
+    kept.write_text("{}")
+
+    def ended(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)  # where that ends nothing
+
+    monkeypatch.setattr(suite, "run", ended)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # else it would be the tests that end
+    try:
+        with pytest.raises(SystemExit):
+            suite.renew("fig15", suite.Renewal(into=tmp_path, tiny=True))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == [kept]
