@@ -14,7 +14,7 @@ import asyncio
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -29,6 +29,7 @@ from aegis.launcher.live_market import LiveMarket
 from aegis.models.cache import default_cache_dir
 from aegis.models.demo.market import demo_models, make_market
 from aegis.models.sources import Source
+from bench.common.processes import family
 from bench.lab.in_process_market import Stream, draw_prompt, follow, serving, until
 
 _MIB = 1 << 20
@@ -188,18 +189,15 @@ def _left(market: LiveMarket) -> int:
 
 def resident_bytes() -> int:
     """The resident bytes of this process and all below it."""
-    return sum(map(_own_bytes, _family(os.getpid()))) + _shared_bytes()
+    return sum(map(own_bytes, family(os.getpid()))) + _shared_bytes()
 
 
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield from _family(int(child))
-
-
-def _own_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+def own_bytes(pid: int) -> int:
+    """What a process has for itself, and of files; 0 of one that has ended, as one does whose books are broken."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return (kib["Pss_Anon"] + kib["Pss_File"]) << 10
 

@@ -1,5 +1,8 @@
 """The measurements of memory and their suite run, tiny, and what they return adds up. How fast is not judged."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from aegis.core.errors import UserError
 from bench.common.figures import Figure
 from bench.lab.memory import page_mapping, page_transfer, swap_out
+from bench.lab.memory.churn import own_bytes, resident_bytes
 from bench.lab.memory.parts import PARTS, Swaps
 from bench.lab.memory.slab_replay import WasteMeter
 from bench.lab.memory.suite import run
@@ -81,3 +85,10 @@ def test_figures_are_told_beside_what_they_have_to_be(tmp_path: Path, capsys: py
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(UserError, match="no part 'speed'"):
         run(only=["speed"])
+
+
+def test_a_process_that_ends_while_memory_is_added_up_has_none() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert own_bytes(child.pid) == 0
+    assert own_bytes(os.getpid()) > 0 and resident_bytes() > 0
