@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from aegis.telemetry.records import REFUSED
 from aegis.telemetry.spans import SpanKind
 from bench.report.run import Run, Served, Sweep
 from bench.report.usage import COMPUTE, instances
@@ -97,7 +98,7 @@ def _of_records(run: Run) -> Values:
     duration_s = (last_ns - min(record.arrival_ns for record in records)) / 1e9
     return {
         "requests": len(records),
-        "failed": sum(record.ended == "failed" for record in records),
+        "failed": sum(record.ended in ("failed", REFUSED) for record in records),
         "attainment": met / asked if asked else 1.0,
         "goodput": met / duration_s if duration_s > 0 else None,
         "ttft_p50": _of_ns(percentile(first_ns, 50)),

@@ -158,6 +158,13 @@ def test_a_simulations_records_and_spans_say_what_it_printed(tmp_path: Path) -> 
     )
 
 
+def test_who_was_refused_has_failed_in_records_as_in_a_result(tmp_path: Path) -> None:
+    ends = ("finished", "failed", "refused", "cancelled")
+    records = [msgspec.structs.replace(record(at, at, 5, 9), ended=end) for at, end in enumerate(ends)]
+    files.write(tmp_path / "sim.records.jsonl", records)
+    assert rows(read(tmp_path).runs, ())["sim"]["failed"] == 2
+
+
 def test_two_lanes_compute_no_more_than_their_device_can(tmp_path: Path) -> None:
     lanes = [span("decode", 0, 100, share=400), span("prefill", 0, 50, lane=1, share=600)]
     files.write(tmp_path / "sim.spans.jsonl", lanes)
