@@ -158,7 +158,7 @@ class _Reader:
 def _decoded(content: bytes, source: str) -> Any:
     try:
         return msgspec.json.decode(content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"{source}: is no JSON: {error}") from None
 
 

@@ -43,7 +43,7 @@ def rows(runs: tuple[Run, ...], sweeps: tuple[Sweep, ...]) -> dict[str, Values]:
     found: dict[str, Values] = {}
     for sweep in sweeps:
         if sweep.key is None:
-            for curve in sweep.curves:
+            for curve in [each for each in sweep.curves if each.points]:
                 name = sweep.name if len(sweep.curves) == 1 else f"{sweep.name}: {curve.policy}"
                 found[name] = of_simulation(curve.points[0].figures)
     for run in runs:

@@ -97,6 +97,7 @@ def test_any_one_file_makes_a_page_that_names_what_is_missing(tmp_path: Path, ki
     ("name", "content", "said"),
     [
         ("a.json", b"{", "a.json: is no JSON"),
+        ("a.json", b"[" * 100_000, "a.json: is no JSON: maximum recursion depth"),
         ("a.jsonl", b"[1]\n", "a.jsonl:1: is no span"),
         ("a.jsonl", b'{"arrival_ns": 1}\n', "a.jsonl:1: is no record"),
         ("a.json", b'{"curves": [{}]}', "a.json: Object missing required field `policy`"),
@@ -137,6 +138,11 @@ def test_panels_of_suites_are_shown(tmp_path: Path) -> None:
     assert "fig: 24 models 10.0 %" in told and "2.5 s" in told
     assert "all 20.0 % 31.0 % 9 B" in told
     assert "fig: moves, 50.0 % prefetched" in told and "KV copy 1 3 ms" in told
+
+
+def test_a_curve_without_points_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'{"curves": [{"policy": "p", "points": []}]}')
+    assert "Nothing here is the result of a single run." in page(read(tmp_path))
 
 
 def test_ratios_are_to_the_first_run(tmp_path: Path) -> None:
