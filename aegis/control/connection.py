@@ -123,7 +123,7 @@ class Connection:
                         log(_logger, self._log_level, "broker is back", {"broker": str(self._address)})
                     pause_s, away, seen = _BACKOFF_S, False, True
                     await self._listen(client)
-            except (aiomqtt.MqttError, OSError) as error:
+            except (aiomqtt.MqttError, OSError, UnicodeError) as error:  # the last: no host can have such a name
                 why = _complaint(self._address, error)
                 if self._opened and not self._opened.done():
                     self._opened.set_exception(UserError(why))

@@ -12,6 +12,7 @@ import aiomqtt
 import msgspec
 import pytest
 
+from aegis.config.mqtt_address import Address
 from aegis.control.bus import Bus, open_bus
 from aegis.control.client import order
 from aegis.control.connection import Connection
@@ -477,3 +478,12 @@ def test_where_no_broker_is_that_is_said(tmp_path: Path) -> None:
         pass
     with pytest.raises(UserError, match=f"no MQTT broker answers at mqtt://127.0.0.1:{broker.address.port}"):
         asyncio.run(_open(broker))
+
+
+def test_where_no_broker_can_be_that_is_said_too() -> None:
+    async def main() -> None:
+        async with open_bus(Address(host="a..b", port=1883), "refused", Path("/nonexistent"), MonotonicClock()):
+            raise AssertionError("it was let in")
+
+    with pytest.raises(UserError, match=r"no MQTT broker answers at mqtt://a\.\.b:1883"):
+        asyncio.run(asyncio.wait_for(main(), 10))
