@@ -56,6 +56,15 @@ def tls_mistake(url: str, error: Exception) -> str | None:
     return None
 
 
+def _key_of_environment() -> str | None:
+    """Raises UserError, which does not quote it, for one that no header can hold."""
+    name = next((name for name in (ADMIN_KEY, API_KEY) if os.environ.get(name)), "")
+    key = os.environ.get(name)
+    if key and not (key.isascii() and key.isprintable()):
+        raise UserError(f"{name}: a key is one word of printable ASCII characters")
+    return key
+
+
 class Refused(UserError):
     """The server was reached and said no; its own words."""
 
@@ -68,7 +77,7 @@ class AdminClient:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
-        self._key = key or os.environ.get(ADMIN_KEY) or os.environ.get(API_KEY)
+        self._key = key or _key_of_environment()
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 
@@ -209,7 +218,7 @@ class AdminClient:
                 trust_env=False,
                 verify=_certificates(),
             )
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the last: no host can have such a name
             if mistake := tls_mistake(self._url, error):
                 raise UserError(mistake) from None
             raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 
-from aegis.admin_client import AdminClient, tls_mistake
+from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake
 from aegis.core.errors import UserError
 
 
@@ -36,3 +39,36 @@ def test_a_certificate_that_is_not_trusted_is_told_with_what_helps(words: str, t
 def test_another_failure_is_no_matter_of_tls() -> None:
     assert tls_mistake("http://u", OSError("All connection attempts failed")) is None
     assert tls_mistake("https://u", OSError("Server disconnected")) is None
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.org"])
+def test_a_name_that_no_host_can_have_is_told_as_one_that_none_has(host: str) -> None:
+    with pytest.raises(UserError, match=rf"^no server at http://{host} \("):
+        AdminClient(f"http://{host}").models()
+
+
+def test_an_answer_that_cannot_be_decoded_is_none_of_a_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=_answer_with, args=(listener, b"content-encoding: gzip"))
+        answering.start()
+        with pytest.raises(UserError, match=r"^no server at "):
+            AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").models()
+        answering.join()
+
+
+def _answer_with(listener: socket.socket, header: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: 5\r\n\r\nhello" % header)
+
+
+@pytest.mark.parametrize("name", [ADMIN_KEY, API_KEY])
+@pytest.mark.parametrize("key", ["cl\u00e9", "secret\n"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_quoted(
+    name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ADMIN_KEY, raising=False)
+    monkeypatch.setenv(name, key)
+    with pytest.raises(UserError, match=f"^{name}: a key is one word of printable ASCII characters$"):
+        AdminClient("http://127.0.0.1:1")
