@@ -183,12 +183,16 @@ async def list_input_items(request: Request) -> Response:
     **operation("Ends a response where it is", ResponseObject, problems=_FINDING, parameters=(_ID,)),
 )
 async def cancel_response(request: Request) -> Response:
-    """What it has so far is its output, whichever proxy is generating it. One whose proxy is lost has none."""
+    """What it has so far is its output, whichever proxy is generating it. One whose proxy is lost has none. One that
+    was cancelled before is told again: its client may not have heard of it."""
     key = kept.own_key(request, request.path_params["response_id"])
     if (ended := await _end(request, key)) is not None:
         return Response(ended, media_type="application/json")
     found = await _stored(request)
-    if (status := _status(found)) != "in_progress":
+    status = _status(found)
+    if status == "cancelled":
+        return Response(bytes(found.response), media_type="application/json")
+    if status != "in_progress":
         raise UserError(f"the response has ended: it is {status}", param="response_id", code="response_ended")
     begun = msgspec.json.decode(found.response, type=ResponseObject)
     cancelled = structs.replace(begun, status="cancelled")
