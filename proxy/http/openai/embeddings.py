@@ -15,6 +15,7 @@ from proxy.http.direct_routes import direct_router
 from proxy.http.errors import shown
 from proxy.http.fields import Schema
 from proxy.http.market import Served
+from proxy.http.openai.models import longest
 from proxy.http.openai.pooled import (
     PooledBody,
     PooledText,
@@ -24,7 +25,6 @@ from proxy.http.openai.pooled import (
     cut_to,
     find_pooling,
     fitted,
-    longest,
     too_long,
     usage_of,
     vectors_of,

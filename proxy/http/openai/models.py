@@ -73,13 +73,17 @@ class ModelList(Struct, frozen=True):
     object: str = "list"
 
 
+def longest(served: Served) -> int:
+    """The most tokens that one sequence of the model may have."""
+    return min(served.spec.manifest.context_tokens, served.kv_limit_tokens)
+
+
 def card_of(served: Served) -> ModelCard:
-    context = served.spec.manifest.context_tokens
     return ModelCard(
         id=served.spec.model,
         created=served.created_s,
         root=served.spec.root,
-        max_model_len=min(context, served.kv_limit_tokens),
+        max_model_len=longest(served),
         state=served.state,
         weights=served.weights,
         pinned=served.pinned,

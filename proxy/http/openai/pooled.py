@@ -23,7 +23,7 @@ from aegis.telemetry.logs import log_text
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Delta, Failed, Finished, Market, SequenceHandle, Served
 from proxy.http.openai.held_requests import come
-from proxy.http.openai.models import Task, find_servable
+from proxy.http.openai.models import Task, find_servable, longest
 from proxy.http.parameters import Flag, Integer, Text
 from proxy.http.request.body import ModelBody
 from proxy.http.request.prompts import characters_max, known, needs_tokenizer, too_many_characters
@@ -86,10 +86,6 @@ def cut_to(body: PooledBody, served: Served, *, truncates: bool) -> int | None:
         return most if tokens < 0 else min(tokens, most)
     wanted = truncates if body.truncate is None else body.truncate
     return most if wanted else None
-
-
-def longest(served: Served) -> int:
-    return min(served.spec.manifest.context_tokens, served.kv_limit_tokens)
 
 
 async def fitted(

@@ -13,7 +13,7 @@ from aegis.models.text.worker_messages import Counted, Rendered
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
 from proxy.http.openai.chat import ConversationBody, needs_chat_template, read_conversation
-from proxy.http.openai.models import find_servable
+from proxy.http.openai.models import find_servable, longest
 from proxy.http.openapi import ASKING, operation
 from proxy.http.parameters import Items, Text, required
 from proxy.http.replies import json_reply
@@ -79,7 +79,7 @@ async def tokenize(request: Request) -> Response:
             body.end(TextBody)
             counted = await _counted(request, text, prompt, special=special)
     tokens = msgspec.Raw(counted.tokens_json)
-    return json_reply(Tokenized(counted.count, served.spec.manifest.context_tokens, tokens))
+    return json_reply(Tokenized(counted.count, longest(served), tokens))
 
 
 async def conversation_tokens(request: Request, body: TokenizeBody, served: Served, text: TextModel) -> Counted:

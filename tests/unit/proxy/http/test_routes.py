@@ -69,6 +69,12 @@ def test_text_becomes_tokens_and_back() -> None:
     assert bytes(chat["tokens"]) == b"[user]a[assistant]"
 
 
+def test_what_fits_is_told_with_tokens_as_it_is_with_the_model() -> None:
+    small = market(kv_limit_tokens=99)
+    answer = post(small, "/tokenize", {"model": "m", "prompt": "a"}).json()
+    assert answer["max_model_len"] == get(small, "/v1/models/m").json()["max_model_len"] == 99
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
