@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,11 @@ def _check(whole: yaml.Node) -> None:
 
 
 def lines_of(file: Path) -> dict[tuple[Any, ...], int]:
-    """The line of each key of a file that `read_mapping` has read, counted from 1."""
+    """The line of each key of a file that `read_mapping` has read, counted from 1. None are known of a file that cannot
+    be read any more, as it is being written again."""
     lines: dict[tuple[Any, ...], int] = {}
-    _note_lines(yaml.compose(file.read_bytes(), yaml.SafeLoader), (), lines)
+    with suppress(OSError, yaml.YAMLError, RecursionError):
+        _note_lines(yaml.compose(file.read_bytes(), yaml.SafeLoader), (), lines)
     return lines
 
 

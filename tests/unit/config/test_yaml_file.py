@@ -54,3 +54,9 @@ def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
     os.truncate(file, 1 << 40)
     with pytest.raises(UserError, match=r"file.yaml: it has 1048576 MiB, at most 4 are read$"):
         read_mapping(file)
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: !!x [1\n", "[" * 100_000])
+def test_a_file_that_is_written_again_meanwhile_has_no_lines(tmp_path: Path, text: str) -> None:
+    assert lines_of(written(tmp_path, text)) == {}
+    assert lines_of(tmp_path / "gone.yaml") == {}
