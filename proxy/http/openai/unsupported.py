@@ -21,6 +21,8 @@ _FAMILIES = (
     "/v1/messages/batches",
     "/v1/moderations",
     "/v1/realtime",
+    "/v1/responses/compact",
+    "/v1/responses/input_tokens",
     "/v1/threads",
     "/v1/uploads",
     "/v1/vector_stores",

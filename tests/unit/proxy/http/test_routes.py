@@ -100,7 +100,15 @@ def test_tokenizing_needs_a_tokenizer() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/moderations", "/v1/messages/batches", "/v1/audio/speech", "/v1/images/generations"]
+    "path",
+    [
+        "/v1/moderations",
+        "/v1/messages/batches",
+        "/v1/audio/speech",
+        "/v1/images/generations",
+        "/v1/responses/compact",
+        "/v1/responses/input_tokens",
+    ],
 )
 def test_families_that_are_not_served_say_so(path: str) -> None:
     reply = post(market(), path, {"model": "m"})
