@@ -172,14 +172,15 @@ class Size(Parameter[int, None]):
     default: None = field(init=False, default=None)
 
     def check(self, value: Any, fields: Fields, name: str) -> int:
-        with suppress(ValueError):
-            if type(value) is int or (isinstance(value, str) and len(value) <= _SIZE_CHARACTERS):
-                return parse_size(value)
+        if type(value) is int or (isinstance(value, str) and len(value) <= _SIZE_CHARACTERS):
+            with suppress(ValueError):
+                if 0 < (nbytes := parse_size(value)) <= INT64_MAX:
+                    return nbytes
         raise fields.invalid(name, f"must be a size like 256MiB, not {shown(value)}")
 
     def schema(self) -> Schema:
         text = {"type": "string", "minLength": 1, "maxLength": _SIZE_CHARACTERS}
-        return {"anyOf": [{"type": "integer", "minimum": 1}, text]}
+        return {"anyOf": [{"type": "integer", "minimum": 1, "maximum": INT64_MAX}, text]}
 
 
 @dataclass(slots=True, eq=False)
