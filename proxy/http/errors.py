@@ -98,7 +98,8 @@ def install(app: FastAPI) -> None:
 
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message, code = f"{request.method} {shown(request.url.path)}: {error.detail}", "no_such_route"
+        path = shown(request.scope["path"])  # `request.url` is put together from it and `Host`, and cut at a "?"
+        message, code = f"{request.method} {path}: {error.detail}", "no_such_route"
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another one").replace(", ", " or ")
             message, code = f"{message}; use {allowed}", "method_not_allowed"

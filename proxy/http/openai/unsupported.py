@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from aegis.core.errors import UserError
+from proxy.http.errors import shown
 
 _FAMILIES = (
     "/classify",
@@ -38,8 +39,7 @@ router = APIRouter()
 
 
 async def _refuse(request: Request) -> Response:
-    path = request.url.path[:100]
-    message = f"{path} is not served: {_SERVED}"
+    message = f"{shown(request.scope['path'])} is not served: {_SERVED}"
     raise UserError(message, status=501, code="not_implemented")
 
 

@@ -28,20 +28,20 @@ page of another site embeds or links to, and always this."""
 
 async def authorise(request: Request) -> None:
     """Raises UserError: 401 for a wrong key, 403 for one that is not the admin's, or a client from elsewhere."""
-    caller = caller_of(request)
+    caller, path = caller_of(request), request.scope["path"]
     if market_of(request).keys.admin is not None:
         if caller.name and not caller.is_admin:
-            raise UserError(f"{request.url.path} needs the admin key", status=403, code="forbidden")
+            raise UserError(f"{path} needs the admin key", status=403, code="forbidden")
         if not caller.is_admin:
             raise no_such_key("the admin key", request.scope)
     elif not _is_local(request):
-        message = f"{request.url.path} is for the server's own machine only, as no admin key is set"
+        message = f"{path} is for the server's own machine only, as no admin key is set"
         raise UserError(message, status=403, code="forbidden")
     elif request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
-        message = f"{request.url.path} is not for web pages of other sites, as no admin key is set; type its address"
+        message = f"{path} is not for web pages of other sites, as no admin key is set; type its address"
         raise UserError(message, status=403, code="forbidden")
     elif not is_own_name(host := request.headers.get("host", ""), settings_of(request).host):
-        message = f"{request.url.path} is not for {shown(host)}, as no admin key is set; ask localhost or an IP address"
+        message = f"{path} is not for {shown(host)}, as no admin key is set; ask localhost or an IP address"
         raise UserError(message, status=403, code="forbidden")
 
 

@@ -126,6 +126,12 @@ def test_unknown_paths_and_wrong_methods_have_the_same_form() -> None:
     assert error["message"] == "GET '/v1/completions': Method Not Allowed; use POST"
 
 
+@pytest.mark.parametrize("host", ["localhost", "x/y"])
+def test_the_path_that_there_is_not_is_told_as_it_was_sent(host: str) -> None:
+    reply = get(market(), "/v1/models%3Fa%0Ab", headers={"host": host})
+    assert (reply.status_code, reply.json()["error"]["message"]) == (404, r"GET '/v1/models?a\nb': Not Found")
+
+
 def test_every_reply_has_the_request_s_id_or_one_of_its_own() -> None:
     assert get(market(), "/health", headers={"x-request-id": "abc"}).headers["x-request-id"] == "abc"
     drawn = {get(market(), path).headers["x-request-id"] for path in ("/health", "/nothing")}
