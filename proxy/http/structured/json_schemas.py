@@ -188,7 +188,7 @@ def _read_types(schema: dict[str, Any], path: str) -> tuple[str, ...]:
     if "type" not in schema:
         return ()
     given = schema["type"]
-    types = given if isinstance(given, list) else [given]
+    types = given if isinstance(given, list) and given else [given]
     for index, kind in enumerate(types):
         if not isinstance(kind, str) or kind not in _FORMS:
             raise _refusal(f"{path}.type", f"must be one of {', '.join(_FORMS)}, or some of them, not {shown(kind)}")

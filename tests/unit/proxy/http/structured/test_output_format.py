@@ -110,6 +110,7 @@ SCHEMAS: list[tuple[Any, str]] = [
     ({"type": "object", "propertys": {}}, ".propertys"),
     ({"not": {}}, ".not"),
     ({"if": {}}, ".if"),
+    ({"type": []}, ".type"),
     ({"type": "number", "multipleOf": 2}, ".multipleOf"),
     ({"type": "integer", "multipleOf": 2, "minimum": 3}, ".multipleOf"),
     ({"type": "string", "pattern": "a", "maxLength": 3}, ".maxLength"),
