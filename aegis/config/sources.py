@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -27,6 +27,7 @@ SECRETS = frozenset({"admin_key", "api_key", "key", "url"})
 
 
 _OPTION_OF = {path: name for name, path in OPTIONS.items()}
+_KEYS = frozenset(path for path, _ in leaves())
 
 
 def load(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
@@ -113,18 +114,24 @@ class _Tree:
         return []
 
     def _where(self, loc: tuple[Any, ...], reason: str = "") -> str:
-        """The setting that a user has to change: the nearest origin above the value, else the origins of the values
-        below it, without those that the reason does not speak of."""
-        key = ".".join(str(part) for part in loc if part != "[key]")
-        for depth in range(len(loc), -1, -1):
-            if origin := self._origins.get(loc[:depth]):
-                line = self._line(loc)
-                place = f"{origin}: line {line}: {key}" if line else f"{origin}: {key}"
-                return place if isinstance(origin, Path) else origin
-        below = {path: str(origin) for path, origin in self._origins.items() if path[: len(loc)] == loc}
-        words = re.findall(r"\w+", reason)
-        meant = [origin for path, origin in below.items() if path[-1] in words or _OPTION_OF.get(path) in words]
-        return ", ".join(meant or below.values()) or key
+        """The setting that a user has to change: the nearest origin above the value, and the origins of the values
+        below it that the reason speaks of. The file is none where it says nothing of what the reason speaks of."""
+        above = (self._origins[loc[:depth]] for depth in range(len(loc), -1, -1) if loc[:depth] in self._origins)
+        nearest = next(above, None)
+        if isinstance(nearest, str):
+            return nearest
+        below = {path: str(origin) for path, origin in self._origins.items() if path and path[: len(loc)] == loc}
+        meant = [below[path] for path in _spoken_of(below, reason)]
+        if nearest is None:
+            return ", ".join(meant or below.values()) or _dotted(loc)
+        others = _spoken_of([path for path in self._lines if path in _KEYS and path[: len(loc)] == loc], reason)
+        at_fault = [path for path in others if path not in below]
+        if meant and not at_fault:
+            return ", ".join(meant)
+        place = loc or next(iter(at_fault), ())
+        line = self._line(place)
+        in_file = (str(nearest), f"line {line}" if line else "", _dotted(place))
+        return ", ".join([": ".join(filter(None, in_file)), *meant])
 
     def _described(self, error: Mapping[str, Any]) -> str:
         reason = _reason(error)
@@ -134,6 +141,16 @@ class _Tree:
         """The line of the key at fault, else of the nearest one around it."""
         lines = (self._lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self._lines)
         return next(lines, None)
+
+
+def _dotted(loc: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in loc if part != "[key]")
+
+
+def _spoken_of(paths: Iterable[tuple[Any, ...]], reason: str) -> list[tuple[Any, ...]]:
+    """Those whose keys, or options, are among the words of the reason."""
+    words = re.findall(r"\w+", reason)
+    return [path for path in paths if path[-1] in words or _OPTION_OF.get(path) in words]
 
 
 def _reason(error: Mapping[str, Any]) -> str:

@@ -232,6 +232,26 @@ def test_options_that_do_not_fit_each_other_are_both_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "given", "told"),
+    [
+        ("server: {port: 80}", {"device_memory": "1MiB"}, "--device-memory: device (1MiB) is too little"),
+        ("server: {port: 80}", {"mixed": "2", "prefill": "1"}, "--prefill, --mixed: mixed instances "),
+        ("server: {port: 80}", {"policy": "aegaeon", "step_tokens": "64"}, "--policy, --step-tokens: policy "),
+        ("scheduling: {policy: aegaeon}", {"step_tokens": "64"}, "FILE: line 1: scheduling.policy, --step-tokens: "),
+        ("instances: {prefill: 1}", {"mixed": "2"}, "FILE: line 1: instances, --mixed: mixed instances "),
+        ("memory: {device: 1MiB}", {"device_memory": "2MiB"}, "--device-memory: device (2MiB) is too little"),
+        ("memory: {device: 1MiB}", {"port": "1"}, "FILE: line 1: memory: device (1MiB) is too little"),
+        ("a:\nscheduling: {step_tokens: 5, policy: qlm}", {}, "FILE: line 2: scheduling.step_tokens: policy 'qlm' "),
+    ],
+)
+def test_a_file_is_named_only_where_it_has_to_do_with_it(
+    text: str, given: dict[str, str], told: str, tmp_path: Path
+) -> None:
+    options = written(tmp_path, text)
+    assert refusal(options | given).startswith(told.replace("FILE", str(options["config"])))
+
+
 def test_options_that_have_nothing_to_do_with_it_are_not_named() -> None:
     given = {"peer_loads": False, "port": "1", "migrate": True}
     assert refusal({"prefill": "1", "mixed": "2"} | given).startswith("--prefill, --mixed: mixed instances ")
