@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aegis.cli.timeout import Timeout
 from aegis.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ ctl = typer.Typer(rich_markup_mode=None, add_completion=False, pretty_exceptions
 
 _Instance = Annotated[str, typer.Argument(metavar="INSTANCE", help="Its name, as `aegis memory` shows it.")]
 _Model = Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")]
-_TIMEOUT_S_MAX = 3600.0
 _REPLY_S = 10.0  # beyond what the command itself may take
 
 
@@ -37,7 +37,7 @@ def ctl_options(
         str | None,
         typer.Option("--mqtt-ca", metavar="FILE", envvar="AEGIS_MQTT_CA_FILE", help="Certificates to trust it by."),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")] = 120.0,
+    timeout: Timeout = 120.0,
 ) -> int:
     """Send a command to an instance, or the cluster, and print the reply. docs/bus.md describes the rest of the bus.
 
@@ -49,8 +49,6 @@ def ctl_options(
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
-    if not 0 < timeout <= _TIMEOUT_S_MAX:
-        raise UserError(f"--timeout: should be above 0 and at most {_TIMEOUT_S_MAX:g}, not {timeout:g}")
     context.obj = {"url": url, "mqtt": mqtt, "prefix": mqtt_prefix, "ca_file": mqtt_ca, "timeout_s": timeout}
     return 0
 
@@ -218,9 +216,11 @@ def _role(what: str, name: str) -> Role:
 def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int:
     """Prints the reply. Raises Refused with the cluster's own words if it refuses."""
     import asyncio
+    import re
 
     from aegis.admin_client import AdminClient, Refused
     from aegis.config.mqtt_address import parse
+    from aegis.config.values import PREFIX_PATTERN
     from aegis.control.client import order
 
     url, prefix = options["mqtt"], options["prefix"]
@@ -229,6 +229,8 @@ def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int
         if place is None:
             raise UserError("that server has no broker")
         url, prefix = place.url, place.prefix
+    elif not re.fullmatch(PREFIX_PATTERN, prefix):
+        raise UserError("--mqtt-prefix: should be of letters, digits and . _ -, with / between parts")
     try:
         address = parse(url, ca_file=options["ca_file"])
     except ValueError as error:

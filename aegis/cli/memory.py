@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.cli.timeout import Timeout
 from aegis.config.sizes import format_size, parse_size
 from aegis.core.errors import UserError
 
@@ -48,13 +49,12 @@ def show_memory(
 
 
 _Instance = Annotated[str, typer.Argument(metavar="INSTANCE", help="Its name, as `aegis memory` shows it.")]
-_Timeout = Annotated[float, typer.Option("--timeout", metavar="S", help="Give up after so many seconds.")]
 
 
 def limit_memory(
     instance: _Instance,
     size: Annotated[str, typer.Argument(metavar="SIZE", help="Limit of its share of the device's memory.")],
-    timeout: _Timeout = 30.0,
+    timeout: Timeout = 30.0,
     url: _Url = DEFAULT_URL,
 ) -> int:
     """Limit the memory of an instance while it serves; done when it holds no more than that.
@@ -78,7 +78,7 @@ def limit_memory(
     return 0
 
 
-def trim_memory(instance: _Instance, timeout: _Timeout = 30.0, url: _Url = DEFAULT_URL) -> int:
+def trim_memory(instance: _Instance, timeout: Timeout = 30.0, url: _Url = DEFAULT_URL) -> int:
     """Take back memory that an instance does not need now, down to the floor; done when it has given it.
 
     \b

@@ -140,6 +140,12 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             (["ctl", "--timeout", "0", "drain", "x"], "--timeout: should be above 0 and at most 3600, not 0"),
             (["ctl", "--timeout", "nan", "drain", "x"], "--timeout: should be above 0 and at most 3600, not nan"),
             (["ctl", "--timeout", "3601", "add"], "--timeout: should be above 0 and at most 3600, not 3601"),
+            (["memory", "trim", "m", "--timeout", "nan"], "--timeout: should be above 0 and at most 3600, not nan"),
+            (["memory", "limit", "m", "1GiB", "--timeout", "inf"], "--timeout: should be above 0 and at most 3600"),
+            (
+                ["ctl", "--mqtt", "mqtt://127.0.0.1:1", "--mqtt-prefix", "a/#", "drain", "x"],
+                "--mqtt-prefix: should be of letters, digits and . _ -, with / between parts",
+            ),
             (["bench", "serve", "--url", "localhost"], "--base-url: 'localhost' is no address"),
             (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
             (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
