@@ -25,7 +25,11 @@ def read_mapping(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > BYTES_MAX:
             raise UserError(f"{file}: it has {file.stat().st_size >> 20} MiB, at most {BYTES_MAX >> 20} are read")
-        content = _content(file.read_bytes())
+        with file.open("rb") as opened:
+            text = opened.read(BYTES_MAX + 1)
+        if len(text) > BYTES_MAX:  # of a device or a pipe, which has no size
+            raise UserError(f"{file}: it has more than {BYTES_MAX >> 20} MiB, which is all that is read")
+        content = _content(text)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except RecursionError:

@@ -56,6 +56,11 @@ def test_a_file_without_end_is_not_read(tmp_path: Path) -> None:
         read_mapping(file)
 
 
+def test_a_device_without_end_is_not_read_either() -> None:
+    with pytest.raises(UserError, match=r"^/dev/zero: it has more than 4 MiB, which is all that is read$"):
+        read_mapping(Path("/dev/zero"))
+
+
 @pytest.mark.parametrize("text", ["a: [", "a: !!x [1\n", "[" * 100_000])
 def test_a_file_that_is_written_again_meanwhile_has_no_lines(tmp_path: Path, text: str) -> None:
     assert lines_of(written(tmp_path, text)) == {}
