@@ -20,6 +20,7 @@ from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span
 
 _Line = TypeVar("_Line", bound=Struct)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last of what is nested deeply
 
 
 def write(file: Path, lines: Iterable[Struct]) -> None:
@@ -46,7 +47,7 @@ def parse(content: bytes, kind: type[_Line], source: str) -> list[_Line]:
     """A `kind` of each line. Raises UserError, with `source` and the number of the line."""
     try:
         return msgspec.json.Decoder(kind).decode_lines(content)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return list(_one_by_one(content, kind, source))
 
 
@@ -75,5 +76,5 @@ def _one_by_one(content: bytes, kind: type[_Line], source: str) -> Iterable[_Lin
         if line.strip():
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
+            except _UNREADABLE as error:
                 raise UserError(f"{source}:{number}: is no {kind.__name__.lower()}: {error}") from None

@@ -49,6 +49,13 @@ def test_a_bad_line_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     assert error.value.message.startswith(str(file) + said)
 
 
+def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(b'{"a": ' + b"[" * 100_000)
+    with pytest.raises(UserError, match=":1: is no record: "):
+        read_records(file)
+
+
 def test_a_file_that_is_cut_off_or_missing_is_named(tmp_path: Path) -> None:
     file = tmp_path / "spans.jsonl.gz"
     file.write_bytes(gzip.compress(b"[]" * 1000)[:-9])
