@@ -155,7 +155,7 @@ class CallFinder:
             self._balance, self._scanned, self._state = Balance(), 0, self._in_object
         elif named := _NAMED.match(self._waiting):
             self._begin(parts, named.group(1), named.end(), rest_depth=0)
-        elif not self._waiting or (end and end.startswith(self._waiting)) or _NAMED_BEGUN.fullmatch(self._waiting):
+        elif any(mark.startswith(self._waiting) for mark in (begin, end)) or _NAMED_BEGUN.fullmatch(self._waiting):
             return False
         else:
             self._become_text(parts)

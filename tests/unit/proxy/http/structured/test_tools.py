@@ -66,6 +66,12 @@ SAID: list[tuple[ToolForm, str, str, Calls]] = [
     (HERMES, '<tool_call>{"name": "b"}</tool_call>', "", [("b", "{}")]),
     (HERMES, "<tool_call>{nonsense}</tool_call>", "<tool_call>{nonsense}</tool_call>", []),
     (HERMES, "a <tool_ca b", "a <tool_ca b", []),
+    (
+        HERMES,
+        '<tool_call>\n{"name": "a", "arguments": {}}\n<tool_call>\n{"name": "b", "arguments": {}}',
+        "",
+        [("a", "{}"), ("b", "{}")],
+    ),
     (HERMES, "<tool_call>", "<tool_call>", []),
     (HERMES, '<tool_call>{"name": "b", "arguments": {"x', "", [("b", '{"x')]),
     (LLAMA, '{"name": "weather", "parameters": ' + PARIS + "}", "", [("weather", PARIS)]),
@@ -119,8 +125,14 @@ def test_calls_are_found_wherever_the_reply_is_cut(form: ToolForm, reply: str, t
         assert found(CallFinder(form), [reply[:cut], reply[cut:]]) == (text, calls)
 
 
+WORDS = [HERMES.begin, HERMES.end, LLAMA.begin, MISTRAL.begin, "[ARGS]", "f", "{", "}", "[", ",", "\n", '"', "<"]
+WORDS += ['{"name": "f", "arguments": {"a": 1}}', '{"arguments": {"b": "}"}, "name": "f"}', '{"a": 1}', '{"name": "f"']
+
+
 @given(
-    st.sampled_from([HERMES, LLAMA, MISTRAL]), st.text('<tol_ca>[TOL_CS]{}"\\:, name', max_size=60), st.integers(0, 60)
+    st.sampled_from([HERMES, LLAMA, MISTRAL]),
+    st.text('<tol_ca>[TOL_CS]{}"\\:, name', max_size=60) | st.lists(st.sampled_from(WORDS), max_size=8).map("".join),
+    st.integers(0, 60),
 )
 def test_whatever_is_said_the_cuts_change_nothing(form: ToolForm, reply: str, cut: int) -> None:
     assert found(CallFinder(form), [reply[:cut], reply[cut:]]) == found(CallFinder(form), [reply])
