@@ -120,11 +120,11 @@ def register(
         report("finding the checkpoint", STAGE_S)
         place = _place_of(source, cache_dir, report)
         looked = place.look()
-        _refuse_too_large(looked.weights_bytes, limit_bytes and limit_bytes * ranks)
         dtype, engine = source.dtype or dtype, source.engine or engine
         weights = source.weights or weights
         if pools(looked.checkpoint):
             engine, weights = _engine_that_pools(ranks), "dense"
+        _refuse_too_large(looked.weights_bytes, weights, limit_bytes and limit_bytes * ranks)
         _refuse_without(engine, ranks, looked.checkpoint)
         _refuse_quantised(weights, engine, ranks)
         quantised = weights != "dense" or looked.checkpoint.comes_quantised
@@ -154,10 +154,11 @@ def _held(entry: Path | None) -> Iterator[None]:
             hold.release()
 
 
-def _refuse_too_large(stored: int, limit_bytes: int | None) -> None:
-    """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still
-    fit."""
-    if limit_bytes is not None and stored > 2 * limit_bytes:
+def _refuse_too_large(stored: int, weights: WeightsName, limit_bytes: int | None) -> None:
+    """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still fit;
+    so might it where numbers of 32 bits become integers of 8 or 4."""
+    times = {"dense": 2, "int8": 4}.get(weights, 8)
+    if limit_bytes is not None and stored > times * limit_bytes:
         raise ModelRefused(
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
             "raise --device-memory"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import ModelSpec, Slo
+from aegis.core.model import ModelSpec, Slo, WeightsName
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
 from aegis.models.registry import register
@@ -344,3 +345,15 @@ def test_a_checkpoint_far_too_large_is_not_even_loaded(tmp_path: Path) -> None:
             report=lambda text, _: said.append(text),
         )
     assert "loading the weights" not in said
+
+
+@pytest.mark.parametrize(("weights", "times"), [("dense", 2), ("int8", 4), ("int4", 8), ("int4-g32", 8)])
+def test_a_checkpoint_is_loaded_that_may_fit_once_it_is_quantised(
+    tmp_path: Path, weights: WeightsName, times: int
+) -> None:
+    source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")), weights=weights)
+    stored = (tmp_path / "m" / "model.safetensors").stat().st_size
+    ask = partial(register, source, dtype="auto", cache_dir=tmp_path / "cache", looks=True)
+    assert ask(limit_bytes=stored // times + 1) is None  # it can be registered, as far as is known without its weights
+    with pytest.raises(ModelRefused, match="raise --device-memory"):
+        ask(limit_bytes=(stored - 1) // times)
