@@ -15,10 +15,11 @@ _LENGTH_BYTES = 4
 
 
 class Try(Struct, frozen=True):
-    """Compile `grammar` for a vocabulary, and forget it. `tokenizer_json` is there where `vocabulary` is new."""
+    """Compile `grammar`, if there is one, for a vocabulary, and forget it. `tokenizer_json` is there where `vocabulary`
+    is new."""
 
     vocabulary: str
-    grammar: Grammar
+    grammar: Grammar | None
     tokenizer_json: str | None
     size: int
     ends: tuple[int, ...]

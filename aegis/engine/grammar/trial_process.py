@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from xgrammar import GrammarMatcher
 
+from aegis.core.request import Grammar
 from aegis.engine.grammar.compiler import Compiled, GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
 from aegis.engine.grammar.termination import derives_a_text
 from aegis.engine.grammar.trial_messages import Tried, Try, read, write
@@ -45,20 +46,20 @@ def main() -> None:
             vocabularies[asked.vocabulary] = read_vocabulary(asked.tokenizer_json, size=asked.size, ends=asked.ends)
             if len(vocabularies) > VOCABULARIES_MAX:
                 vocabularies.popitem(last=False)
-        vocabulary = vocabularies.get(asked.vocabulary)
-        write(answers, Tried(_problem(vocabulary, asked)))
+        problem = _problem(vocabularies.get(asked.vocabulary), asked.grammar) if asked.grammar else None
+        write(answers, Tried(problem))
 
 
-def _problem(vocabulary: Vocabulary | None, asked: Try) -> str | None:
+def _problem(vocabulary: Vocabulary | None, grammar: Grammar) -> str | None:
     if vocabulary is None:
         return "cannot be tried out: the model's vocabulary is not known"
     signal.alarm(ALONE_S)
     try:
         with _overhearing() as said:
-            compiled = compile_grammar(vocabulary, asked.grammar)
+            compiled = compile_grammar(vocabulary, grammar)
         if warning := said[0].partition("Warning: ")[2].partition("\n")[0]:
             return f"would not be held to as it is written: {warning}"
-        if not derives_a_text(asked.grammar):
+        if not derives_a_text(grammar):
             return "has no output that ends: every way through it needs one of its rules again"
         if tokens := _too_slow_after(compiled):
             return (

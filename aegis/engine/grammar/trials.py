@@ -47,7 +47,7 @@ class FairThread:
         self._running = False
 
     def submit(self, caller: str, size: int, work: Callable[[], T]) -> Future[T]:
-        """Raises Crowded."""
+        """Raises QueueFull."""
         future: Future[T] = Future()
         with self._lock:
             self._queue.put(caller, size, (future, work))
@@ -162,17 +162,38 @@ class GrammarTrials:
         if self._process and self._process.poll() is not None:
             self.close()
         process = self._process or self._start()
-        name = manifest.fingerprint
-        tokenizer = None if name in self._sent_vocabularies else tokenizer_json()
-        assert process.stdin
-        write(process.stdin, Try(name, grammar, tokenizer, manifest.vocab_size, manifest.eos_token_ids))
-        self._sent_vocabularies[name] = None
-        if len(self._sent_vocabularies) > VOCABULARIES_MAX:
-            self._sent_vocabularies.popitem(last=False)
-        tried = self._answer(process, self._compile_s)
+        if manifest.fingerprint not in self._sent_vocabularies:
+            self._send_vocabulary(process, manifest, tokenizer_json())
+        tried = self._asked(process, manifest, grammar, None, self._compile_s)
         if tried is None:
             self.close()
         return tried
+
+    def _send_vocabulary(self, process: subprocess.Popen[bytes], manifest: Manifest, tokenizer_json: str) -> None:
+        """Before its first grammar, whose time is not to be spent on it. Raises UserError."""
+        if self._asked(process, manifest, None, tokenizer_json, START_S) is None:
+            raise self._unavailable()
+        self._sent_vocabularies[manifest.fingerprint] = None
+        if len(self._sent_vocabularies) > VOCABULARIES_MAX:
+            self._sent_vocabularies.popitem(last=False)
+
+    def _asked(
+        self,
+        process: subprocess.Popen[bytes],
+        manifest: Manifest,
+        grammar: Grammar | None,
+        tokenizer_json: str | None,
+        timeout_s: float,
+    ) -> Tried | None:
+        assert process.stdin
+        name, ends = manifest.fingerprint, manifest.eos_token_ids
+        write(process.stdin, Try(name, grammar, tokenizer_json, manifest.vocab_size, ends))
+        return self._answer(process, timeout_s)
+
+    def _unavailable(self) -> UserError:
+        """The process is of no use, and is ended."""
+        self.close()
+        return UserError("structured output is not available now", status=503, code="grammar_unavailable")
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "aegis.engine.grammar.trial_process"]
@@ -185,8 +206,7 @@ class GrammarTrials:
             process_group=0,  # Ctrl-C in a terminal is not for it
         )
         if self._answer(self._process, START_S) is None:
-            self.close()
-            raise UserError("structured output is not available now", status=503, code="grammar_unavailable")
+            raise self._unavailable()
         return self._process
 
     def _answer(self, process: subprocess.Popen[bytes], timeout_s: float) -> Tried | None:

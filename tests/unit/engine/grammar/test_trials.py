@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
@@ -48,6 +50,19 @@ def test_a_process_with_thousands_of_files_open_is_answered() -> None:
         trials = GrammarTrials(compile_s=2)
         opened.callback(trials.close)
         assert asyncio.run(problem(trials, regex("a+"))) is None
+
+
+@pytest.mark.long
+def test_the_time_in_which_a_large_vocabulary_is_read_is_not_the_first_grammars() -> None:
+    size = 1 << 18
+    tree = json.loads(TEXT.to_json())
+    vocab = tree["model"]["vocab"]
+    vocab |= {f"{n:x}": 1000 + n for n in range(size - 1000) if f"{n:x}" not in vocab}
+    trials = GrammarTrials(compile_s=1)
+    manifest = replace(MANIFEST, vocab_size=size)
+    told = asyncio.run(trials.problem(manifest, lambda: json.dumps(tree), regex("a+")))
+    trials.close()
+    assert told is None
 
 
 IGNORED = ["a$b", "a^b", "(^a)|(b$)", "^^a$$", r"\A a\Z", "a" + "$b" * 2000]
