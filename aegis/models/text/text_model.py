@@ -131,7 +131,10 @@ class TextModel:
             found = self._tokenizer.encode_batch(list(texts))
         finally:
             self._tokenizer.no_truncation()
-        return [(each.ids, each.type_ids.index(1) if 1 in each.type_ids else 0) for each in found]
+        cut = [
+            (each.ids[:most], each.type_ids[:most]) for each in found
+        ]  # whole where special tokens alone are too many
+        return [(ids, types.index(1) if 1 in types else 0) for ids, types in cut]
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids beyond the vocabulary have no text; bytes that are no UTF-8 become U+FFFD."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
@@ -125,3 +126,24 @@ def test_torch_is_never_imported(directory: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("most", "text", "pair"),
+    [
+        (1, ([0], 0), ([0], 0)),
+        (2, ([0, 1], 0), ([0, 2], 0)),
+        (3, ([0, 2, 1], 0), ([0, 1, 1], 2)),
+        (None, ([0, 2, 2, 2, 1], 0), ([0, 2, 2, 1, 3, 1], 4)),
+    ],
+)
+def test_a_text_is_cut_also_to_fewer_tokens_than_are_special(
+    most: int | None, text: tuple[list[int], int], pair: tuple[list[int], int]
+) -> None:
+    """The library leaves such a text whole."""
+    words = Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2, "b": 3}, unk_token="b"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    assert TextModel(words, {}, None).fit(["a a a", ("a a", "b")], most) == [text, pair]
