@@ -30,11 +30,11 @@ class Group(Protocol):
     size: int
 
     def add(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts, equal to the bit on all of them; may overwrite `part`. Raises Parted."""
+        """The sum of all ranks' parts, equal to the bit on all of them; may overwrite `part`. Raises RanksLost."""
         ...
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """All ranks' parts side by side along the last dimension, in order of rank. Raises Parted."""
+        """All ranks' parts side by side along the last dimension, in order of rank. Raises RanksLost."""
         ...
 
 
@@ -75,7 +75,7 @@ class ProcessGroup:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Raises Parted if another rank is gone, which is no failure of the model."""
+    """Raises RanksLost if another rank is gone, which is no failure of the model."""
     try:
         yield
     except RuntimeError as error:
