@@ -61,13 +61,13 @@ class TextProcess:
         assert len(needed) <= KNOWN_MAX
         try:
             link = await self._linked()
+            self._set_begun(0)  # as after each model that it is told
             for index, (text, _) in enumerate(jobs):
                 if text.key not in self._sent_models:
                     at = index
                     await self._send_model(link, text, needed)
                 self._sent_models.move_to_end(text.key)
             at = 0
-            self._set_begun(0)
             return await link.ask(framed([job for _, job in jobs]), within_s)
         except (OSError, EOFError, TimeoutError):
             return min(max(at, self._begun()), len(jobs) - 1)

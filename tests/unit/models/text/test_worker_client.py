@@ -66,3 +66,14 @@ def test_a_process_that_ended_between_two_jobs_is_started_anew_and_nobody_is_bla
     asyncio.run(twice())
     end(asyncio.run(ask_once()))  # while no loop runs
     asyncio.run(ask_once())
+
+
+def test_a_model_that_takes_too_much_memory_is_blamed_and_no_other() -> None:
+    process, small, large = TextProcess(memory_bytes=64 << 20), byte_text(), byte_text("x" * (128 << 20))
+
+    async def main() -> None:
+        assert isinstance(await process.ask([job(small)] * 3, WITHIN_S), tuple)
+        assert await process.ask([job(large), job(small), job(small)], WITHIN_S) == 0
+
+    asyncio.run(main())
+    process.close()
