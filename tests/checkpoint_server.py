@@ -118,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
             content[-1] ^= 1
         headers, code, begin, end = {"Accept-Ranges": "bytes"} | etag | date, 200, 0, len(content)
         current = self.headers.get("If-Range") in (None, *etag.values(), *date.values())
+        if wanted and wanted[2] and int(wanted[2]) < int(wanted[1]):
+            wanted = None  # such a range is to be ignored (RFC 9110, section 14.1.1)
         if wanted and self.told.ranges and current:
             begin, end = int(wanted[1]) + self.told.shifted, min(int(wanted[2] or len(content)) + 1, len(content))
             if begin >= len(content):

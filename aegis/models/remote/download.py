@@ -145,6 +145,9 @@ class Download:
         host = ""
         try:
             self._stored.begin(file)
+            if file.offset is not None and not file.size_bytes:
+                await self._written(Ended(file.name))  # no range has no bytes
+                return
             url, headers = await self._source.locate(file)
             host = host_of(url)
             await self._receive(file, start, url, headers)

@@ -236,6 +236,14 @@ def test_of_a_tar_only_what_is_needed_is_fetched(remote: Remote, web: Checkpoint
         fetched(remote(f"{web.url}/tiny.tar"))
 
 
+def test_a_file_without_a_byte_is_fetched(remote: Remote, web: CheckpointServer) -> None:
+    (web.root / "org" / "tiny" / "merges.txt").write_bytes(b"")
+    with tarfile.open(web.root / "tiny.tar", "w") as tar:
+        tar.add(web.root / "org" / "tiny", "tiny-1.0")
+    for source in ("hf://org/tiny", f"{web.url}/org/tiny", f"{web.url}/tiny.tar"):
+        assert fetched(remote(source)) == needed(FILES) | {"merges.txt": b""}
+
+
 def test_a_tar_that_climbs_out_is_refused_and_links_are_not_followed(remote: Remote, web: CheckpointServer) -> None:
     link = tarfile.TarInfo("tiny/extra.json")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
