@@ -74,8 +74,8 @@ def _regular(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 def _within(files: list[RemoteFile]) -> list[RemoteFile]:
     """By their names in the checkpoint's directory, which is often the only one of the tar."""
-    homes = sorted((file.name.removesuffix(CONFIG) for file in files if file.name.endswith(CONFIG)), key=len)
-    home = homes[0] if homes and homes[0].endswith("/") else ""
+    directories = (file.name.rpartition("/") for file in files)
+    home = min(("".join(at[:2]) for at in directories if at[2] == CONFIG), key=len, default="")
     return [
         RemoteFile(file.name[len(home) :], file.url, file.size_bytes, None, file.tag, file.offset, file.headers)
         for file in files

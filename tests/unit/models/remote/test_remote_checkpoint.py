@@ -227,6 +227,7 @@ def test_a_list_of_sums_in_a_folder_is_believed(remote: Remote, web: CheckpointS
 
 def test_of_a_tar_only_what_is_needed_is_fetched(remote: Remote, web: CheckpointServer) -> None:
     with tarfile.open(web.root / "tiny.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("a_config.json"))  # beside its directory
         tar.add(web.root / "org" / "tiny", "tiny-1.0")
     assert fetched(remote(f"{web.url}/tiny.tar")) == needed(FILES)
     sent = sum(asked.sent_bytes for asked in web.asked)
