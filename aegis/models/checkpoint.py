@@ -26,8 +26,10 @@ JSON_BYTES_MAX = 64 << 20
 SMALL_JSON_BYTES_MAX = 1 << 20
 TOKENIZER_BYTES_MAX = 512 << 20
 _TOKENIZERS = ("tokenizer.json", "vocab.json")
-_VOCABULARIES = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
-_BESIDE_WEIGHTS = (".jinja", ".json", ".py", ".txt", *_VOCABULARIES)
+VOCABULARIES = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
+"""The ends of names that tokenizers' files have, beside those of texts."""
+
+_BESIDE_WEIGHTS = (".jinja", ".json", ".py", ".txt", *VOCABULARIES)
 _TEMPLATES = "additional_chat_templates"
 """The one directory of a checkpoint that transformers looks into."""
 
@@ -67,7 +69,7 @@ def _refuse_odd(entry: Path, name: str) -> None:
     if other := other_than_file(found.st_mode):
         raise ModelRefused(f"{name} is no file, but {other}; take it out of the directory")
     if entry.suffix in _BESIDE_WEIGHTS:
-        large = entry.name in _TOKENIZERS or entry.suffix in _VOCABULARIES
+        large = entry.name in _TOKENIZERS or entry.suffix in VOCABULARIES
         most = TOKENIZER_BYTES_MAX if large else JSON_BYTES_MAX
         if found.st_size > most:
             raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {most >> 20} are read")

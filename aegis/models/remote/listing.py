@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
-from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX
+from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX, VOCABULARIES
 
 FILES_MAX = 10_000
 SIZE_MAX = 1 << 53
@@ -28,7 +28,6 @@ SUMS = "SHA256SUMS"
 _GGUF = ".gguf"
 _SHOWN = 5
 _TEXT = (".json", ".jinja")
-_VOCABULARY = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
 _WORD_LISTS = ("merges.txt", "vocab.txt")
 _LARGE = ("tokenizer.json", "vocab.json", *_WORD_LISTS)
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -99,7 +98,7 @@ def refuse_too_many_small(nbytes: int) -> None:
 
 def small_bytes_max(name: str) -> int:
     path = PurePosixPath(name)
-    return TOKENIZER_BYTES_MAX if path.name in _LARGE or path.suffix in _VOCABULARY else JSON_BYTES_MAX
+    return TOKENIZER_BYTES_MAX if path.name in _LARGE or path.suffix in VOCABULARIES else JSON_BYTES_MAX
 
 
 def weights(listing: Listing, index: Any) -> list[RemoteFile]:
@@ -145,7 +144,7 @@ def is_beside_weights(name: str) -> bool:
     path = PurePosixPath(name)
     if path.name.startswith("."):
         return False
-    text = path.suffix in (*_TEXT, *_VOCABULARY) or path.name in _WORD_LISTS
+    text = path.suffix in (*_TEXT, *VOCABULARIES) or path.name in _WORD_LISTS
     match path.parts:
         case (_,):
             return text

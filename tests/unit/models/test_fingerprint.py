@@ -38,7 +38,7 @@ def test_weights_packed_for_another_processor_are_another_image(
     assert fingerprint(checkpoint, "auto") == plain
 
 
-@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json", "spiece.model"])
 def test_files_beside_the_weights_count(directory: Path, file: str) -> None:
     before = of(directory)
     (directory / file).write_text((directory / file).read_text() + " " if (directory / file).exists() else "{}")
