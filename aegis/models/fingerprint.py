@@ -60,13 +60,16 @@ def fingerprint(
         add("ranks", ranks)
     for file in [] if checkpoint.gguf else _small_files(checkpoint.directory):
         add(str(file.relative_to(checkpoint.directory)), file.read_bytes())
-    for file, sha256 in zip(checkpoint.weights, digests, strict=True) if digests else ():
+    own = len(checkpoint.weights)
+    for file, sha256 in zip(checkpoint.weights, digests[:own], strict=True) if digests else ():
         add(file.name, sha256)
+    for sha256 in digests[own:]:  # of modules behind the transformer
+        add(sha256)
     for file in () if digests else checkpoint.weights:
         stat = file.stat()
         header = checkpoint.gguf.header() if checkpoint.gguf else _header(file)
         add(file.name, stat.st_size, stat.st_ctime_ns, header)
-    if not checkpoint.gguf and (checkpoint.directory / MODULES).is_file():
+    if not digests and not checkpoint.gguf and (checkpoint.directory / MODULES).is_file():
         for file in sorted(checkpoint.directory.glob("*/model.safetensors")):
             stat = file.stat()
             add(str(file.relative_to(checkpoint.directory)), stat.st_size, stat.st_ctime_ns)

@@ -18,8 +18,8 @@ Report = Callable[[str, float], None]
 
 
 class Looked(Struct, frozen=True):
-    """`digests` are those of its weights' files, where it is `fetched` and they are known; `missing_bytes` of the
-    weights are not here yet."""
+    """`digests` are those of its weights' files, and then of other modules', where it is `fetched` and they are known;
+    `missing_bytes` of the weights are not here yet."""
 
     checkpoint: Checkpoint
     weights_bytes: int

@@ -75,7 +75,7 @@ class RemoteCheckpoint:
             asyncio.run(self._download(_registry(self._address), stored, [*self._small, *self._weights]))
             open_checkpoint(stored.files / self._weights[0].name if self._address.file else stored.files)
             use(self.entry)
-            digests = tuple(stored.record.kept[file.name].sha256 for file in self._own_weights)
+            digests = tuple(stored.record.kept[file.name].sha256 for file in self._own_weights_first)
             return replace(self._looked(stored), digests=digests, missing_bytes=0)
 
     @contextmanager
@@ -140,7 +140,7 @@ class RemoteCheckpoint:
 
     def _looked(self, stored: Stored) -> Looked:
         checkpoint = self._checkpoint(stored)
-        digests = [file.sha256 or stored.sha256(file) for file in self._own_weights]
+        digests = [file.sha256 or stored.sha256(file) for file in self._own_weights_first]
         missing = sum((file.size_bytes or 0) for file in self._weights if not stored.has(file))
         missing -= sum(stored.have_bytes(file) for file in self._weights)
         weights_bytes = sum(file.size_bytes or 0 for file in self._weights)
@@ -162,6 +162,11 @@ class RemoteCheckpoint:
     def _own_weights(self) -> list[RemoteFile]:
         """Those of the transformer, without the modules of sentence-transformers behind it."""
         return [file for file in self._weights if "/" not in file.name]
+
+    @property
+    def _own_weights_first(self) -> list[RemoteFile]:
+        """And those of such modules."""
+        return sorted(self._weights, key=lambda file: "/" in file.name)
 
     async def _download(
         self, registry: Registry, stored: Stored, files: Any, client: httpx.AsyncClient | None = None

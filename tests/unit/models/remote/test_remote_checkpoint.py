@@ -19,6 +19,8 @@ import pytest
 from safetensors.numpy import save
 
 from aegis.core.errors import ModelRefused
+from aegis.models.disk_cache import evict
+from aegis.models.fingerprint import fingerprint
 from aegis.models.remote.checkpoint import RemoteCheckpoint
 from aegis.models.remote.download import Download
 from aegis.models.remote.listing import FILES_MAX, RemoteFile
@@ -235,6 +237,28 @@ def test_of_a_tar_only_what_is_needed_is_fetched(remote: Remote, web: Checkpoint
     web.ranges = False
     with pytest.raises(ModelRefused, match="sends no parts of files"):
         fetched(remote(f"{web.url}/tiny.tar"))
+
+
+def test_an_embedders_image_has_its_name_also_when_the_weights_behind_it_have_left(
+    remote: Remote, web: CheckpointServer
+) -> None:
+    write_files(web.root / "embedder", FILES | {"modules.json": b"[]"})
+    write_files(web.root / "embedder" / "2_Dense", {name: FILES[name] for name in ("config.json", "model.safetensors")})
+    with tarfile.open(web.root / "embedder.tar", "w") as tar:
+        tar.add(web.root / "embedder", "embedder")
+    embedder = remote(f"{web.url}/embedder.tar")
+    embedder.look()
+    looks = [embedder.fetch()]
+    assert evict(embedder.entry)
+    looks.append(remote(f"{web.url}/embedder.tar").look())
+    assert len({fingerprint(looked.checkpoint, "auto", digests=looked.digests) for looked in looks}) == 1
+    (web.root / "embedder" / "2_Dense" / "model.safetensors").write_bytes(save({"weight": np.ones(9, np.float32)}))
+    with tarfile.open(web.root / "embedder.tar", "w") as tar:
+        tar.add(web.root / "embedder", "embedder")
+    other = remote(f"{web.url}/embedder.tar")
+    other.look()
+    looks.append(other.fetch())
+    assert len({fingerprint(looked.checkpoint, "auto", digests=looked.digests) for looked in looks}) == 2
 
 
 def test_a_file_without_a_byte_is_fetched(remote: Remote, web: CheckpointServer) -> None:
