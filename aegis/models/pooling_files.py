@@ -91,7 +91,7 @@ def _scoring(checkpoint: Checkpoint) -> Pooling:
 def _of_modules(checkpoint: Checkpoint, hidden_size: int) -> Pooling:
     directory = checkpoint.directory
     modules = read_small_json(directory / MODULES, list)
-    kinds = [str(each.get("type", "")).rpartition(".")[2] if isinstance(each, dict) else "" for each in modules]
+    kinds = [_kind(each) if isinstance(each, dict) else "" for each in modules]
     paths = [str(each.get("path", "")) if isinstance(each, dict) else "" for each in modules]
     if kinds[:1] != ["Transformer"] or paths[0] not in ("", "."):
         raise ModelRefused(f"{MODULES}: its first module has to be a Transformer beside this file")
@@ -125,7 +125,12 @@ def dense_directories(checkpoint: Checkpoint) -> list[Path]:
     if not (checkpoint.directory / MODULES).is_file():
         return []
     modules = read_small_json(checkpoint.directory / MODULES, list)
-    return [checkpoint.directory / each["path"] for each in modules if str(each.get("type", "")).endswith(".Dense")]
+    return [checkpoint.directory / each["path"] for each in modules if _kind(each) == "Dense"]
+
+
+def _kind(module: dict[str, Any]) -> str:
+    """Its class, without the package that it is in."""
+    return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _dense(directory: Path, paths: Sequence[str], size: int) -> tuple[Dense, ...]:

@@ -160,6 +160,15 @@ def test_all_prompts_are_known_by_name(tmp_path: Path) -> None:
         registered(path)
 
 
+def test_kinds_of_modules_are_known_without_their_packages(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "bert", pooling=MEANS, dense=(24,))
+    modules = json.loads((path / "modules.json").read_text())
+    bare = [each | {"type": each["type"].rpartition(".")[2]} for each in modules]
+    (path / "modules.json").write_text(json.dumps(bare))
+    pooling = registered(path).manifest.pooling
+    assert pooling and pooling.dimensions == 24
+
+
 def test_whether_texts_are_lowered_is_known(tmp_path: Path) -> None:
     path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
     _change(path / "sentence_bert_config.json", do_lower_case=True)
