@@ -117,11 +117,12 @@ class Stored:
         self.write()
 
     def only(self, names: Iterable[str]) -> None:
-        """Files of these names may stay; others are of an earlier state of the source."""
+        """Files of these names may stay, whole or begun; others are of an earlier state of the source."""
         wanted = set(names)
-        for path in [path for path in self.files.rglob("*") if path.is_file()]:
-            if str(path.relative_to(self.files)) not in wanted:
-                path.unlink()
+        for place in (self.files, self._partial):
+            for path in [path for path in place.rglob("*") if path.is_file()]:
+                if str(path.relative_to(place)) not in wanted:
+                    path.unlink()
         for known in (self.record.kept, self.record.begun):
             for name in [name for name in known if name not in wanted]:
                 del known[name]

@@ -239,6 +239,21 @@ def test_of_a_tar_only_what_is_needed_is_fetched(remote: Remote, web: Checkpoint
         fetched(remote(f"{web.url}/tiny.tar"))
 
 
+def test_what_came_of_a_file_that_its_source_has_no_more_leaves_the_disk(remote: Remote, web: CheckpointServer) -> None:
+    files, name = web.root / "org" / "sharded", "model-00001-of-00002.safetensors"
+    sharded = remote("hf://org/sharded")
+    sharded.look()
+    web.cut[name] = [100_000, *[0] * 9]
+    with pytest.raises(ModelRefused, match=f"{name}: .* times in a row"):
+        sharded.fetch()
+    assert (sharded.entry / "partial" / name).is_file()
+    for gone in (name, "model.safetensors.index.json"):
+        (files / gone).unlink()
+    (files / "model.safetensors").write_bytes(FILES["model.safetensors"])
+    remote("hf://org/sharded").look()
+    assert not (sharded.entry / "partial" / name).exists()
+
+
 def test_an_embedders_image_has_its_name_also_when_the_weights_behind_it_have_left(
     remote: Remote, web: CheckpointServer
 ) -> None:
