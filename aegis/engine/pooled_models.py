@@ -61,7 +61,8 @@ class PooledModel:
         self._module = module
         self._pooling = pooling
         config = module.config.get_text_config()
-        self._padding: int | None = config.pad_token_id
+        padding, known = config.pad_token_id, range(module.get_input_embeddings().num_embeddings)
+        self._padding: int | None = padding if padding in known else None  # -1 is one that says: none
         takes_types = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes_types and getattr(config, "type_vocab_size", 0) > 1
         config.use_cache = False

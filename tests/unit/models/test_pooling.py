@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,19 @@ def test_kinds_of_modules_are_known_without_their_packages(tmp_path: Path) -> No
     (path / "modules.json").write_text(json.dumps(bare))
     pooling = registered(path).manifest.pooling
     assert pooling and pooling.dimensions == 24
+
+
+@pytest.mark.parametrize(
+    ("write", "texts"),
+    [(partial(embedders.write, pooling=MEANS), TEXTS), (embedders.write_reranker, PAIRS)],
+    ids=["embedder", "reranker"],
+)
+def test_texts_are_padded_by_what_the_vocabulary_has(
+    tmp_path: Path, write: Callable[..., Path], texts: Sequence[str | tuple[str, str]]
+) -> None:
+    spec = registered(write(tmp_path / "m", "qwen3", pad_token_id=-1))
+    alone = np.concatenate([vectors(spec, [text]) for text in texts])
+    assert np.abs(vectors(spec, texts) - alone).max() < CLOSE
 
 
 def test_whether_texts_are_lowered_is_known(tmp_path: Path) -> None:
