@@ -15,6 +15,7 @@ from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 
 _KEY_CHARACTERS_MAX = 4096
+_FILE_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,11 @@ def _path(where: str, file: str) -> Path:
 
 def _read(where: str, file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8").strip()
+        with file.open("rb") as opened:
+            content = opened.read(_FILE_BYTES_MAX + 1)
+        if len(content) > _FILE_BYTES_MAX:
+            raise UserError(f"{where}: {file} has more than {_FILE_BYTES_MAX >> 10} KiB, which is all that is read")
+        return content.decode().strip()
     except OSError as error:
         raise UserError(f"{where}: {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -46,6 +46,8 @@ def test_they_come_from_the_environment_and_from_options_too(tmp_path: Path) -> 
         ({"server": {"api_key": "s3cret one"}}, "api_key: a key is one word"),
         ({"server": {"api_key_file": "/nowhere/at/all"}}, "api_key: /nowhere/at/all cannot be read"),
         ({"server": {"api_key_file": "~nobody.at.all/x"}}, "^api_key: ~nobody.at.all/x: "),
+        ({"server": {"api_key_file": "/dev/zero"}}, "^api_key: /dev/zero has more than 64 KiB, which"),
+        ({"server": {"admin_key_file": "/dev/zero"}}, "^admin_key: /dev/zero has more than 64 KiB"),
         ({"api_keys": {"a": {"file": "a\0b"}}}, r"^api_keys.a: 'a\\x00b' cannot be read: "),
         ({"server": {"api_key": "s3cret", "admin_key": "s3cret"}}, "'default' and 'admin' have the same key"),
         ({"api_keys": {"a": {"key": "s3cret"}, "b": {"key": "s3cret"}}}, "'a' and 'b' have the same key"),
