@@ -57,11 +57,17 @@ def tls_mistake(url: str, error: Exception) -> str | None:
 
 
 def _key_of_environment() -> str | None:
-    """Raises UserError, which does not quote it, for one that no header can hold."""
-    name = next((name for name in (ADMIN_KEY, API_KEY) if os.environ.get(name)), "")
-    key = os.environ.get(name)
-    if key and not (key.isascii() and key.isprintable()):
-        raise UserError(f"{name}: a key is one word of printable ASCII characters")
+    """Raises UserError."""
+    name = next((name for name in (ADMIN_KEY, API_KEY) if os.environ.get(name)), None)
+    return _checked(name, os.environ[name]) if name else None
+
+
+def _checked(where: str, key: str) -> str:
+    """Raises UserError, which does not quote it, for what is no key of any server."""
+    from aegis.core.api_keys import is_key  # imports msgspec, which is like httpx
+
+    if not is_key(key):
+        raise UserError(f"{where}: a key is one word of printable ASCII characters")
     return key
 
 
@@ -77,7 +83,7 @@ class AdminClient:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
-        self._key = key or _key_of_environment()
+        self._key = _checked("--admin-key", key) if key else _key_of_environment()
         if not self._url.startswith(("http://", "https://")):
             raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 

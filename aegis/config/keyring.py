@@ -10,11 +10,10 @@ from pydantic import SecretStr
 
 from aegis.config.config import Config, RateLimits
 from aegis.config.paths import refusing
-from aegis.core.api_keys import Caller, Key, Keyring, digest_of
+from aegis.core.api_keys import Caller, Key, Keyring, digest_of, is_key
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 
-_KEY_CHARACTERS_MAX = 4096
 _FILE_BYTES_MAX = 64 << 10
 
 
@@ -70,7 +69,7 @@ def read_key(secret: Secret) -> Key:
     else:
         assert secret.file is not None
         where, key = f"{secret.name} in {secret.file}", _read(secret.name, _path(secret.name, secret.file))
-    if not (0 < len(key) <= _KEY_CHARACTERS_MAX and key.isascii() and key.isprintable() and " " not in key):
+    if not is_key(key):
         raise UserError(f"{where}: a key is one word of printable ASCII characters")
     return Key(digest_of(key), secret.caller)
 

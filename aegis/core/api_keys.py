@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from aegis.core.limits import UNLIMITED, Limits
 
+_CHARACTERS_MAX = 4096
+
 
 class Caller(Struct, frozen=True):
     """`name` is as the configuration has it; empty if no key is needed."""
@@ -29,6 +31,11 @@ class Key(Struct, frozen=True):
 
     digest: bytes
     caller: Caller
+
+
+def is_key(text: str) -> bool:
+    """Whether it is one word of printable ASCII characters, which a header can hold."""
+    return 0 < len(text) <= _CHARACTERS_MAX and text.isascii() and text.isprintable() and " " not in text
 
 
 def digest_of(key: str) -> bytes:

@@ -64,11 +64,14 @@ def _answer_with(listener: socket.socket, header: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", [ADMIN_KEY, API_KEY])
-@pytest.mark.parametrize("key", ["cl\u00e9", "secret\n"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_quoted(
-    name: str, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("key", ["cl\u00e9", "secret\n", " ", "two words"])
+def test_what_is_no_key_is_refused_and_not_quoted(name: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ADMIN_KEY, raising=False)
     monkeypatch.setenv(name, key)
     with pytest.raises(UserError, match=f"^{name}: a key is one word of printable ASCII characters$"):
         AdminClient("http://127.0.0.1:1")
+
+
+def test_a_key_that_is_given_is_refused_like_one_of_the_environment() -> None:
+    with pytest.raises(UserError, match=r"^--admin-key: a key is one word of printable ASCII characters$"):
+        AdminClient("http://127.0.0.1:1", " ")
