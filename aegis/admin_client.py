@@ -6,6 +6,7 @@ import os
 import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from aegis.core.errors import UserError
 
@@ -40,6 +41,18 @@ def _certificates() -> ssl.SSLContext:
     import httpx
 
     return httpx.create_ssl_context(trust_env=True)
+
+
+def check_address(url: str, option: str = "--url") -> None:
+    """Raises UserError, with the option that gives it, where no server can have that address."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # raises ValueError beyond 65535, which sockets count on from 0
+        possible = bool(host and host.encode("idna")) and " " not in parts.netloc and url.isprintable()
+    except ValueError:
+        possible = False
+    if not possible or not url.startswith(("http://", "https://")):
+        raise UserError(f"{option}: {url!r} is no address of a server; give one like http://127.0.0.1:8000")
 
 
 def tls_mistake(url: str, error: Exception) -> str | None:
@@ -82,10 +95,9 @@ class AdminClient:
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
+        check_address(url)
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
         self._key = _checked("--admin-key", key) if key else _key_of_environment()
-        if not self._url.startswith(("http://", "https://")):
-            raise UserError(f"{url!r} is no address of a server; give one like --url http://127.0.0.1:8000")
 
     def models(self, *, coming: bool = False) -> list[dict[str, Any]]:
         """The served models, as `/v1/models` lists them, and those that are `coming`, too."""

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterable
 
+from aegis.admin_client import check_address
 from aegis.core.errors import UserError
 from bench.interference.suite import SHORT_TOKENS, Setting
 from bench.serve.client import open_session
@@ -16,6 +17,7 @@ _SILENCE_S = 60.0
 
 def refuse_unmeasurable(setting: Setting) -> None:
     """Asks the server for its models. Raises UserError, which names the option that is at fault."""
+    check_address(setting.base_url, "--base-url")
     asyncio.run(_refuse(setting))
 
 

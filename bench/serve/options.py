@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from aegis.admin_client import check_address
 from aegis.config.slo import parse_slo
 from aegis.core.errors import UserError
 from bench.serve.datasets import Dataset
@@ -71,8 +72,7 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
 
 
 def _check(given: Mapping[str, Any], *, timed: bool) -> None:
-    if not given["base_url"].startswith(("http://", "https://")):
-        raise UserError(f"--base-url: {given['base_url']!r} is no address; give one like http://127.0.0.1:8000")
+    check_address(given["base_url"], "--base-url")
     if not given["endpoint"].startswith("/") or not given["endpoint"].endswith("/completions"):
         raise UserError(f"--endpoint: {given['endpoint']!r} is neither /v1/completions nor /v1/chat/completions")
     if given["workload"] is not None and given["trace"] is not None:

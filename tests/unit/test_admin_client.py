@@ -41,10 +41,41 @@ def test_another_failure_is_no_matter_of_tls() -> None:
     assert tls_mistake("https://u", OSError("Server disconnected")) is None
 
 
-@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.org"])
-def test_a_name_that_no_host_can_have_is_told_as_one_that_none_has(host: str) -> None:
-    with pytest.raises(UserError, match=rf"^no server at http://{host} \("):
-        AdminClient(f"http://{host}").models()
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a b",
+        "ftp://a",
+        "http://",
+        "http://:8000",
+        "http://127.0.0.1:101951",
+        "http://127.0.0.1:http",
+        "http://127.0.0.1:80\n00",
+        "http://[::1",
+        "http://a..b",
+        "http://a b",
+        f"http://{'a' * 64}.org",
+    ],
+)
+def test_an_address_that_no_server_can_have_is_refused_before_it_is_asked(url: str) -> None:
+    with pytest.raises(UserError, match=r"^--url: '[^']*' is no address of a server; give one like http://127"):
+        AdminClient(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:65535/",
+        "https://user:word@example.org.:8000/behind/v1",
+        "http://b\u00fccher.example",
+        "http://my_host",
+        "http://[::1]:8000",
+        "http://[fe80::1%eth0]",
+    ],
+)
+def test_other_addresses_are_not(url: str) -> None:
+    AdminClient(url)
 
 
 def test_an_answer_that_cannot_be_decoded_is_none_of_a_server() -> None:

@@ -147,6 +147,13 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
                 "--mqtt-prefix: should be of letters, digits and . _ -, with / between parts",
             ),
             (["bench", "serve", "--url", "localhost"], "--base-url: 'localhost' is no address"),
+            (["bench", "serve", "--url", "http://a..b"], "--base-url: 'http://a..b' is no address of a server"),
+            (
+                ["bench", "interference", "--model", "m", "--url", "http://127.0.0.1:101951"],
+                "--base-url: 'http://127.0.0.1:101951' is no address of a server",
+            ),
+            (["bench", "timeline", "--url", "http://[::1"], "--url: 'http://[::1' is no address of a server"),
+            (["ctl", "--url", "http://a..b", "drain", "x"], "--url: 'http://a..b' is no address of a server"),
             (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
             (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
             (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aegis.core.errors import UserError
-from bench.interference.refusals import refuse_too_long
+from bench.interference.refusals import refuse_too_long, refuse_unmeasurable
 from bench.interference.suite import SHORT_TOKENS, Setting
 from bench.serve.models import Card
 
@@ -27,3 +29,8 @@ def test_what_does_not_is_told_with_its_option_and_the_most_that_fits() -> None:
     stream = r"^--tokens: 600 tokens are too many, 'a' has a context of 649, 50 of it for the prompt; give at most 599$"
     with pytest.raises(UserError, match=stream):
         refuse_too_long(SETTING, Card("a", max_model_len=LEAST - 1), [])
+
+
+def test_an_address_that_no_server_can_have_is_not_asked() -> None:
+    with pytest.raises(UserError, match=r"^--base-url: 'http://a\.\.b' is no address of a server"):
+        refuse_unmeasurable(replace(SETTING, base_url="http://a..b"))

@@ -75,6 +75,7 @@ def test_the_key_is_not_shown() -> None:
     ("given", "reason"),
     [
         ({"base_url": "127.0.0.1:8000"}, "--base-url"),
+        ({"base_url": "http://127.0.0.1:101951"}, "--base-url: 'http://127.0.0.1:101951' is no address of a server"),
         ({"endpoint": "/v1/embeddings"}, "--endpoint"),
         ({"workload": "poisson", "trace": Path("t.csv")}, "--workload and --trace are both given"),
         ({"workload": "poisson", "request_rate": 1.0}, "--request-rate is for data sets"),
