@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from aegis.core.errors import UserError
 
@@ -21,3 +22,9 @@ def refusing(where: str, path: str) -> Iterator[None]:
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         shown = (path if path.isprintable() else repr(path))[:_CHARACTERS_MAX]
         raise UserError(f"{where}: {shown}: {reason[:_CHARACTERS_MAX]}") from None
+
+
+def refuse_device(file: Path) -> None:
+    """Raises UserError for a device, also where a link leads to it: it may have no end, like /dev/zero."""
+    if file.is_char_device() or file.is_block_device():
+        raise UserError(f"{file}: is no regular file or pipe")

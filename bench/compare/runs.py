@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from aegis.config.paths import refuse_device
 from aegis.core.errors import UserError
 
 _MORE_IS_BETTER = (
@@ -86,6 +87,7 @@ def _table(title: str, files: Sequence[Path], results: Sequence[Mapping[str, Any
 
 def _read(file: Path) -> dict[str, Any]:
     try:
+        refuse_device(file)
         result = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None

@@ -25,6 +25,7 @@ from zlib import error as ZlibError
 from msgspec import DecodeError, Struct
 from msgspec.json import Decoder
 
+from aegis.config.paths import refuse_device
 from aegis.core.errors import UserError
 from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.request import PRIORITY_MAX
@@ -34,6 +35,7 @@ COLUMNS = ("arrival_s", "model", "input_tokens", "output_tokens", "priority")
 _OPTIONAL = ("model", "priority")
 _AT_S_MAX = 1e9  # 30 years
 _TOKENS_MAX = 1 << 40
+_LINE_CHARACTERS_MAX = 64 << 20
 
 
 class _Timed(Struct):
@@ -104,13 +106,24 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def opened(path: Path) -> TextIO:
+    refuse_device(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
 
 
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """Raises UserError for one that may have no end."""
+    number = 0
+    while line := file.readline(_LINE_CHARACTERS_MAX + 1):
+        number += 1
+        if len(line) > _LINE_CHARACTERS_MAX:
+            raise UserError(f"{path}:{number}: the line has more than {_LINE_CHARACTERS_MAX} characters")
+        yield line
+
+
 def _csv(path: Path, file: TextIO) -> Iterator[Arrival]:
-    rows, lines = _Rows(), csv.reader(file)
+    rows, lines = _Rows(), csv.reader(_lines(path, file))
     try:
         header = next(lines, [])
         columns = _columns(header)
@@ -148,7 +161,7 @@ def _not_numbers(row: list[str], columns: dict[str, int]) -> str:
 
 def _jsonl(path: Path, file: TextIO, sec_multiplier: float) -> Iterator[Arrival]:
     rows, decode = _Rows(), Decoder(_Timed).decode
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(_lines(path, file), 1):
         if not line.strip():
             continue
         try:

@@ -101,6 +101,12 @@ def test_one_file_is_too_few_and_a_missing_one_is_named(tmp_path: Path) -> None:
         run([saved(tmp_path, "a.json"), tmp_path / "none.json"])
 
 
+def test_a_device_which_may_have_no_end_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "b.json").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"b\.json: is no regular file or pipe$"):
+        run([saved(tmp_path, "a.json"), tmp_path / "b.json"])
+
+
 @given(
     st.sampled_from(["output_throughput", "mean_ttft_ms", "failed", "slo_attainment"]), st.floats(1, 9), st.floats(1, 9)
 )

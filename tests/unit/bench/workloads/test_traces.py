@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,6 +136,27 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     assert "gzip" in refused(tmp_path / "g.csv.gz")
     (tmp_path / "h.csv.gz").write_bytes(gzip.compress((HEADER + ROWS * 99).encode())[:-12])
     assert "damaged" in refused(tmp_path / "h.csv.gz")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.csv.gz"])
+def test_a_device_is_no_trace(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    assert refused(tmp_path / name) == f"{tmp_path / name}: is no regular file or pipe"
+
+
+@pytest.mark.parametrize(("name", "head"), [("t.csv.gz", HEADER), ("t.jsonl", json.dumps(TIMED[0]) + "\n")])
+def test_a_line_without_end_is_refused(tmp_path: Path, name: str, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.workloads.traces._LINE_CHARACTERS_MAX", 1000)
+    path = written(tmp_path, name, head + "0" * 2000)
+    assert refused(path) == f"{path}:2: the line has more than 1000 characters"
+
+
+def test_a_trace_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+    writing = threading.Thread(target=(tmp_path / "t.csv").write_text, args=(HEADER + ROWS,))
+    writing.start()
+    assert read(tmp_path / "t.csv") == ARRIVALS
+    writing.join()
 
 
 arrivals = st.builds(
