@@ -107,8 +107,11 @@ class CallFinder:
         return parts
 
     def end(self) -> list[Part]:
-        """The rest: text that began like a call and is none; a call that was cut off remains a call."""
+        """The rest: text that began like a call and is none; a call that was cut off, also in the mark that ends it,
+        remains a call."""
         if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
+            return []
+        if self.calls and self._state == self._between and self._form.end.startswith(self._waiting):
             return []
         if self._form is LISTED and self._state != self._in_text:
             return []

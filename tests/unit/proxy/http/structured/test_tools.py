@@ -194,6 +194,17 @@ def test_a_list_of_calls_that_is_cut_off_has_no_text() -> None:
         assert found(CallFinder(LISTED), list(LIST[:cut])) == ("", calls)
 
 
+def test_a_mark_of_the_end_that_is_cut_off_is_no_text() -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": ' + PARIS + "}"
+    for reply in (call, call + "\n" + call):
+        calls = [("weather", PARIS)] * reply.count("weather")
+        for cut in range(len("\n</tool_call>") + 1):
+            said = reply + "\n</tool_call>"[:cut]
+            assert found(CallFinder(HERMES), [said]) == ("", calls)
+            assert found(CallFinder(HERMES), list(said)) == ("", calls)
+    assert found(CallFinder(HERMES), ["<tool_call></tool"]) == ("<tool_call></tool", [])
+
+
 # --- over HTTP ------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +285,16 @@ def test_a_required_call_that_is_cut_off_is_no_content(trials: GrammarTrials, sa
     message = choice["message"]
     assert (message["content"], len(message.get("tool_calls", []))) == (None if calls else "", calls)
     streamed = post(behind, "/v1/chat/completions", asked | {"stream": True}, trials).text
+    chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks)
+
+
+def test_a_call_that_is_cut_off_in_the_mark_of_its_end_is_no_content() -> None:
+    behind = market(says(CALL[:-1], reason=FinishReason.LENGTH), text=byte_text(TEMPLATE))
+    (choice,) = post(behind, "/v1/chat/completions", ASKED).json()["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": PARIS}
+    streamed = post(behind, "/v1/chat/completions", ASKED | {"stream": True}).text
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks)
 
