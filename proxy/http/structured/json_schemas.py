@@ -13,6 +13,7 @@ from proxy.http.errors import shown
 
 DEPTH_MAX = 64
 SCHEMA_BYTES_MAX = 1 << 17
+ALL_OBJECTS = {"type": "object", "additionalProperties": True}
 
 _ANNOTATIONS = frozenset(
     {
@@ -211,6 +212,50 @@ def _inner(schema: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         if not isinstance(entries, dict):
             raise _refusal(f"{path}.{keyword}", f"must be an object, not {shown(entries)}")
         yield from ((f"{path}.{keyword}.{name[:60]}", entry) for name, entry in entries.items())
+
+
+def objects_of(schema: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of those of its values that are objects, with the references of `schema`; None if there are none."""
+    objects: dict[str, Any] | None = _objects_of(schema, schema, set())
+    return objects
+
+
+def _objects_of(schema: Any, root: dict[str, Any], followed: set[str]) -> Any:
+    """From one schema to another lead unions only: a reference that was `followed` before adds nothing."""
+    if isinstance(schema, bool):
+        return ALL_OBJECTS if schema else None
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        there, reference = _referred(schema["$ref"], root), str(schema["$ref"])
+        if there is None or reference in followed:
+            return schema if there is None else None
+        followed.add(reference)
+        return _objects_of(there, root, followed)
+    given, values = schema.get("type"), schema.get("enum", [schema.get("const", {})])
+    types = given if isinstance(given, list) else [given]
+    if "object" not in types and all(isinstance(kind, str) and kind in _FORMS for kind in types):
+        return None
+    if isinstance(values, list) and not any(isinstance(value, dict) for value in values):
+        return None
+    objects = schema | ({"type": "object"} if "object" in types else {})
+    if isinstance(schema.get("enum"), list):
+        objects["enum"] = [value for value in schema["enum"] if isinstance(value, dict)]
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if isinstance(entries := schema.get(keyword), list) and (keyword != "allOf" or len(entries) == 1):
+            kept = [_objects_of(entry, root, followed) for entry in entries]
+            objects[keyword] = [entry for entry in kept if entry is not None]
+            return objects if objects[keyword] else None
+    return objects | ALL_OBJECTS if given is None and not objects.keys() & _ALONE else objects
+
+
+def _referred(reference: Any, root: dict[str, Any]) -> Any:
+    """The schema that lies there; None if none is found."""
+    found: Any = root
+    names = reference.split("/") if isinstance(reference, str) else [""]
+    for name in names[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found if names[0] == "#" and isinstance(found, bool | dict) else None
 
 
 def _refusal(path: str, problem: str) -> UserError:

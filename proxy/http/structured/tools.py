@@ -26,7 +26,7 @@ from proxy.http.parameters import (
     required,
     schema_of,
 )
-from proxy.http.structured.json_schemas import check_schema
+from proxy.http.structured.json_schemas import ALL_OBJECTS, check_schema, objects_of
 from proxy.http.structured.output_format import OutputFormat
 from proxy.http.structured.tool_calls import HERMES, LISTED, CallFinder, ToolForm, form_of
 
@@ -34,7 +34,6 @@ TOOLS_MAX = 512
 _NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _CHOICES = ("none", "auto", "required")
-_ANY = {"type": "object", "additionalProperties": True}
 _NOTHING = {"type": "object", "properties": {}}
 
 
@@ -150,7 +149,7 @@ def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
         function = tool["function"]
         strict = function.get("strict")
         if tools.choice != "auto" or strict:
-            check_schema(_parameters(function), f"{where}.parameters")
+            check_schema(function["parameters"], f"{where}.parameters")
         if tools.choice == "auto" and strict and not is_strict_kept(text):
             message = f"'{where}.strict' is kept to with 'tool_choice' 'required' or a named function only"
             raise UserError(message, param=f"{where}.strict", code="unsupported_parameter")
@@ -189,6 +188,9 @@ def _read_tool(tool: Tool) -> dict[str, Any]:
     told: dict[str, Any] = {"name": function.name}
     told["description"] = function.description or ""
     told["parameters"] = function.parameters or _NOTHING
+    if objects_of(told["parameters"]) is None:
+        problem = f"must be the schema of an object, as arguments of a call are, not {shown(told['parameters'])}"
+        raise function.invalid("parameters", problem)
     if function.strict:
         told["strict"] = True
     function.end()
@@ -197,8 +199,13 @@ def _read_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    parameters: dict[str, Any] = function["parameters"]
-    return parameters
+    """What the arguments of a call are held to: an object, also where other values fit the schema."""
+    whole: dict[str, Any] = function["parameters"]
+    objects = objects_of(whole)
+    assert objects is not None, "others are refused"
+    if objects == whole:
+        return whole
+    return {**_moved(objects, "#/$defs/whole"), "$defs": {"whole": _moved(whole, "#/$defs/whole")}}
 
 
 def _list_of_calls(functions: list[dict[str, Any]], parallel: bool) -> dict[str, Any]:
@@ -223,7 +230,7 @@ def _tags(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "begin": f'{HERMES.begin}\n{{"name": "{function["name"]}", "arguments": ',
             "content": {
                 "type": "json_schema",
-                "json_schema": _parameters(function) if function.get("strict") else _ANY,
+                "json_schema": _parameters(function) if function.get("strict") else ALL_OBJECTS,
             },
             "end": f"}}\n{HERMES.end}",
         }

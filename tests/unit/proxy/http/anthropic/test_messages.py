@@ -294,9 +294,11 @@ def test_bad_input_is_refused_in_anthropic_s_form(parameters: dict[str, Any], sa
     }
 
 
-def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
-    tools = [{"type": "bash_20250124", "name": "bash"}, TOOL | {"input_schema": {"not": {}}}]
-    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice={"type": "any"}))
+@pytest.mark.parametrize(("schema", "choice"), [({"not": {}}, "any"), ({"type": "string"}, "auto")], ids=str)
+def test_a_wrong_schema_is_refused_by_its_place_here(schema: dict[str, Any], choice: str) -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}, TOOL | {"input_schema": schema}]
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice={"type": choice}))
+    assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["message"].startswith("'tools[1].input_schema"), reply.text
 
 

@@ -246,9 +246,11 @@ def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
     assert error["param"].startswith("text.format.schema") and "'text.format.schema" in error["message"]
 
 
-def test_a_wrong_schema_is_refused_by_its_place_here() -> None:
-    tools = [{"type": "web_search"}, TOOL | {"parameters": {"not": {}}}]
-    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice="required"))
+@pytest.mark.parametrize(("schema", "choice"), [({"not": {}}, "required"), ({"type": "string"}, "auto")], ids=str)
+def test_a_wrong_schema_is_refused_by_its_place_here(schema: dict[str, Any], choice: str) -> None:
+    tools = [{"type": "web_search"}, TOOL | {"parameters": schema}]
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=tools, tool_choice=choice))
+    assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"].startswith("tools[1].parameters"), reply.text
 
 

@@ -417,6 +417,78 @@ def test_wrong_tools_are_refused_by_name(body: dict[str, Any], param: str) -> No
     assert reply.json()["error"]["param"] == param
 
 
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "parameters": parameters}}
+
+
+NAMED = {"type": "function", "function": {"name": "a"}}
+NUMBERED = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NO_OBJECTS: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "array", "items": {"type": "object"}},
+    {"type": ["string", "null"]},
+    {"enum": [1, "x"]},
+    {"const": None},
+    {"anyOf": [{"type": "string"}, {"enum": [1]}, False]},
+    {"allOf": [{"oneOf": [{"type": "string"}]}]},
+    {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "string"}}},
+    {"$ref": "#"},
+]
+
+
+OBJECTS = [None, {}, {"description": "of any"}, NUMBERED, {"$ref": "#/$defs/n", "$defs": {"n": NUMBERED}}]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", NAMED], ids=str)
+@pytest.mark.parametrize("parameters", NO_OBJECTS, ids=str)
+def test_arguments_that_can_be_no_object_are_refused(parameters: dict[str, Any], choice: Any) -> None:
+    _, reply = ask("x", {"tools": [tool(parameters)], "tool_choice": choice})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("parameters", OBJECTS, ids=str)
+def test_arguments_that_can_be_objects_are_taken(trials: GrammarTrials, parameters: Any, choice: str) -> None:
+    _, reply = ask('[{"name": "a"', {"tools": [tool(parameters)], "tool_choice": choice}, trials=trials)
+    assert reply.status_code == 200, reply.text
+
+
+MIXED: list[tuple[dict[str, Any], str]] = [
+    ({"title": "any"}, '{"a": [1]}'),
+    ({"anyOf": [{"type": "string"}, True]}, '{"a": [1]}'),
+    (NUMBERED | {"type": ["string", "object"]}, '{"a": 1}'),
+    ({"enum": ["x", {"a": 1}]}, '{"a":1}'),
+    ({"anyOf": [{"type": "string"}, {"$ref": "#/$defs/n"}], "$defs": {"n": NUMBERED}}, '{"a": 1}'),
+    (
+        {
+            "$ref": "#/$defs/tree",
+            "$defs": {
+                "tree": {
+                    "anyOf": [
+                        {"type": "string"},
+                        {"type": "object", "properties": {"left": {"$ref": "#/$defs/tree"}, "up": {"$ref": "#"}}},
+                    ]
+                }
+            },
+        },
+        '{"left": "x", "up": "x"}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("parameters", "arguments"), MIXED, ids=str)
+def test_arguments_are_objects_whatever_else_fits(
+    trials: GrammarTrials, parameters: dict[str, Any], arguments: str
+) -> None:
+    asked = {"tools": [tool(parameters)]}
+    behind, reply = ask(arguments, asked | {"tool_choice": "required"}, trials=trials)
+    assert reply.status_code == 200, reply.text
+    assert fitting(behind, '[{"name": "a", "arguments": ' + arguments + "}]")
+    assert not fitting(behind, '[{"name": "a", "arguments": "x"}]')
+    behind, _ = ask(arguments, asked | {"tool_choice": NAMED}, trials=trials)
+    assert fitting(behind, arguments) and not fitting(behind, '"x"')
+
+
 def test_a_template_without_tools_refuses_them() -> None:
     _, reply = ask("x", template="{{ messages }}")
     assert reply.json()["error"]["param"] == "tools"
