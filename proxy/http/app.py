@@ -5,8 +5,10 @@ from __future__ import annotations
 from asyncio import Lock
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import aegis
 from aegis.engine.grammar.trials import GrammarTrials
@@ -27,6 +29,16 @@ from proxy.http.security.key_guard import Guard
 from proxy.http.security.large_bodies import LargeBodies
 from proxy.http.settings import Settings
 from proxy.http.streaming.keep_alive import KeepAlive
+
+
+class _LineFeeds(BaseRoute):
+    """Paths that end with one are no paths here: the patterns of routes, which end with `$`, let it pass."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return (Match.FULL if scope["path"].endswith("\n") else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise HTTPException(404)
 
 
 def create_app(
@@ -66,6 +78,7 @@ def create_app(
         part.router
         for part in (models, model_admin, adapters, memory, history, dashboard, tokenize, status, unsupported)
     )
+    app.router.routes.insert(0, _LineFeeds())
     for router in busy:
         direct_routes.include(app, router)
     for router in others:

@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 import aegis
 from tests.unit.proxy.http.live import serving
-from tests.unit.proxy.http.scripted import byte_text, get, market, post
+from tests.unit.proxy.http.scripted import byte_text, calling, get, market, post
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
@@ -130,6 +130,26 @@ def test_unknown_paths_and_wrong_methods_have_the_same_form() -> None:
 def test_the_path_that_there_is_not_is_told_as_it_was_sent(host: str) -> None:
     reply = get(market(), "/v1/models%3Fa%0Ab", headers={"host": host})
     assert (reply.status_code, reply.json()["error"]["message"]) == (404, r"GET '/v1/models?a\nb': Not Found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/health"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/m"),
+        ("GET", "/openapi.json"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/files/x"),
+        ("PUT", "/v1/completions"),
+    ],
+)
+def test_a_path_that_ends_with_a_line_feed_is_none(method: str, path: str) -> None:
+    behind = market()
+    body = {"model": "m", "prompt": "x"}
+    reply = calling(behind, lambda client: client.request(method, f"{path}%0A", json=body))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "no_such_route")
+    assert behind.answers == [("other", 404)] and not behind.submitted
 
 
 def test_every_reply_has_the_request_s_id_or_one_of_its_own() -> None:
