@@ -37,7 +37,7 @@ class ModelRefused(UserError):
     """A checkpoint that cannot be served; the message says why and names the checkpoint."""
 
     def __init__(self, message: str, *, status: int = 400) -> None:
-        super().__init__(message, status=status, code="model_refused", param="model")
+        super().__init__(message, status=status, code="model_refused", param="source")
 
 
 def install_advice(extra: str = "") -> str:

@@ -107,6 +107,8 @@ def _web(text: str) -> WebAddress:
         raise UserError(f"{_shown(text)}: expected {forms}")
     if parts.username is not None or parts.query or parts.fragment:  # an address is shown to clients, and logged
         raise UserError(f"https://{host}/…: an address may hold no user, password or query; put the files elsewhere")
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):
+        raise UserError(f"{_shown(text)}: no host can be named {_shown(host)!r}")
     return WebAddress(text)
 
 

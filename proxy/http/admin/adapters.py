@@ -34,7 +34,7 @@ class UnloadAdapterBody(Fields):
     lora_int_id = Integer(None, low=0)
 
 
-_OF_LOADING = {"name": "lora_name", "source": "lora_path", "model": "lora_path", "base": "base_model_name"}
+_OF_LOADING = {"name": "lora_name", "source": "lora_path", "base": "base_model_name"}
 _OF_UNLOADING = {"model": "lora_name"}
 
 router = APIRouter(dependencies=[Depends(authorise)])

@@ -73,7 +73,7 @@ def test_a_long_request_that_was_promised_still_fits() -> None:
     assert catalogue.budget.instances == 2
 
 
-@pytest.mark.parametrize("source", ["/etc", "../../x", "a\0b"])
+@pytest.mark.parametrize("source", ["/etc", "../../x", "a\0b", "http://a..b/c"])
 def test_what_is_no_checkpoint_is_refused_by_the_parameter_s_name(source: str) -> None:
     with pytest.raises(UserError) as refusal:
         asyncio.run(_catalogue(host_slabs=10, context_tokens=16).add(source, None))
@@ -214,6 +214,18 @@ async def _refused(asked: asyncio.Task[Any]) -> tuple[int, str]:
     with pytest.raises(UserError) as refusal:
         await asked
     return refusal.value.status, refusal.value.message
+
+
+def test_a_checkpoint_that_is_refused_is_so_by_the_parameter_s_name(tmp_path: Path) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        adding.registrar.refusal = "it is cut off"
+        with pytest.raises(ModelRefused, match="it is cut off") as refusal:
+            await adding.catalogue.add(str(tmp_path / "checkpoint"), "other")
+        assert (refusal.value.param, refusal.value.code) == ("source", "model_refused")
+        adding.registrar.go_on.set()
+        await asked
+
+    while_adding(tmp_path, work)
 
 
 def test_a_model_that_is_being_registered_can_be_unloaded(tmp_path: Path) -> None:
