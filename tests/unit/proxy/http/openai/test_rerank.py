@@ -43,6 +43,16 @@ def test_pairs_are_the_query_and_each_document_and_long_ones_are_cut() -> None:
     assert reply.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(("most", "tokens"), [(5, 5), (-1, CONTEXT_TOKENS), (1 << 40, CONTEXT_TOKENS)])
+def test_pairs_are_cut_to_as_many_tokens_as_are_asked_for(most: int, tokens: int) -> None:
+    long, cut = "x" * CONTEXT_TOKENS * 2, {"truncate_prompt_tokens": most, "truncate": False}
+    score = {"model": "r", "text_1": "q", "text_2": long}
+    for path, body in (("/v1/rerank", rank(documents=[long])), ("/v1/score", score)):
+        behind = pooling_market()
+        assert post(behind, path, body | cut).status_code == 200
+        assert [len(prompt) for _, prompt, _ in behind.submitted] == [tokens]
+
+
 @pytest.mark.parametrize("path", ["/v1/score", "/score"])
 @pytest.mark.parametrize(
     ("first", "second", "scores"),
@@ -65,6 +75,7 @@ def test_scores_are_in_the_order_of_the_pairs(path: str, first: Any, second: Any
         ("/v1/rerank", rank(documents=[{"title": "a"}]), "documents[0]"),
         ("/v1/rerank", rank(documents=["a"] * 1025), "documents"),
         ("/v1/rerank", rank(top_n=0), "top_n"),
+        ("/v1/rerank", rank(truncate_prompt_tokens=0), "truncate_prompt_tokens"),
         ("/v1/rerank", rank(model="e"), "model"),
         ("/v1/rerank", rank(model="m"), "model"),
         ("/v1/rerank", rank(query="q" * (1 << 15), documents=["a"] * 1024), "documents"),
