@@ -30,7 +30,9 @@ MEMORY_BYTES = 4 << 30  # beyond what the libraries take
 COMPILED_BYTES_MAX = 64 << 20
 FOLLOWED_TOKENS = 128
 FOLLOW_S = 1.0  # of processor time: as a rule they take a hundredth of it
-_SAID_BYTES = 4096
+_SAID_BYTES = 1 << 20
+_AS_ANY_OF = "falling back to anyOf semantics"
+"""Said of each `oneOf` whose branches may overlap, which counts as `anyOf`, as users are told."""
 ALONE_S = 60  # the longest that it outlives a proxy that was killed
 
 
@@ -57,7 +59,7 @@ def _problem(vocabulary: Vocabulary | None, grammar: Grammar) -> str | None:
     try:
         with _overhearing() as said:
             compiled = compile_grammar(vocabulary, grammar)
-        if warning := said[0].partition("Warning: ")[2].partition("\n")[0]:
+        if warning := _warning(said[0]):
             return f"would not be held to as it is written: {warning}"
         if not derives_a_text(grammar):
             return "has no output that ends: every way through it needs one of its rules again"
@@ -73,6 +75,12 @@ def _problem(vocabulary: Vocabulary | None, grammar: Grammar) -> str | None:
     if compiled.nbytes > COMPILED_BYTES_MAX:
         return f"takes more than {COMPILED_BYTES_MAX >> 20} MiB when it is compiled"
     return None
+
+
+def _warning(said: str) -> str | None:
+    """The first of what is ignored."""
+    told = (line.partition("Warning: ")[2] for line in said.splitlines())
+    return next((warning for warning in told if warning and _AS_ANY_OF not in warning), None)
 
 
 def _too_slow_after(compiled: Compiled) -> int:

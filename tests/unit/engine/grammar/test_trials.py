@@ -76,6 +76,15 @@ def test_what_would_be_ignored_is_refused(trials: GrammarTrials, text: str) -> N
     assert asyncio.run(problem(trials, schema))
 
 
+OVERLAPPING = '{"oneOf": [{"type": "string"}, {"type": "object"}]}'
+
+
+def test_one_of_several_schemas_counts_as_any_of_them_and_hides_nothing_that_is_ignored(trials: GrammarTrials) -> None:
+    assert asyncio.run(problem(trials, Grammar("json_schema", OVERLAPPING))) is None
+    both = f'{{"type": "array", "prefixItems": [{OVERLAPPING}, {{"type": "string", "pattern": "a$b"}}]}}'
+    assert asyncio.run(problem(trials, Grammar("json_schema", both)))
+
+
 @pytest.mark.parametrize("text", ["^abc$", "a+?", "^a|b$", r"\d+\w\s", "(?:ab){2,}", ""])
 def test_what_is_held_to_passes(trials: GrammarTrials, text: str) -> None:
     assert asyncio.run(problem(trials, regex(text))) is None
