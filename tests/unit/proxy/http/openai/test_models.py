@@ -138,7 +138,7 @@ def test_models_come_and_go() -> None:
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({}, "source"), ({"source": 5}, "source"), ({"source": "broken"}, "model"), ({"source": "x", "nam": "y"}, "nam")],
+    [({}, "source"), ({"source": 5}, "source"), ({"source": "broken"}, "source"), ({"source": "x", "nam": "y"}, "nam")],
 )
 def test_a_wrong_load_is_refused(body: dict[str, Any], param: str) -> None:
     reply = post(market(), "/models/load", body)
