@@ -33,6 +33,13 @@ def make_directory(directory: Path, *, parents: bool = False) -> None:
         raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
 
 
+def prepare(file: Path | None) -> None:
+    """A place for what is to be measured, with its directory, if any is wanted. Raises UserError."""
+    if file is not None:
+        make_directory(file.parent, parents=True)
+        check(file)
+
+
 def write(file: Path, content: bytes) -> None:
     """An end at any time, and a device that is full, leave what there was before. Raises UserError."""
     try:

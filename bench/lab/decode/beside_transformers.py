@@ -69,9 +69,7 @@ class Result(Struct, frozen=True):
 
 def run(json_path: Path | None = None, plan: Plan | None = None) -> Result:
     """Measures, prints a line per case, and writes the result as JSON where a path is given. Raises UserError."""
-    if json_path is not None:
-        result_files.make_directory(json_path.parent, parents=True)
-        result_files.check(json_path)
+    result_files.prepare(json_path)
     plan = plan or Plan()
     torch.set_num_threads(plan.threads)
     read_bytes_per_s = _read_bytes_per_s()

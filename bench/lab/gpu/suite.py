@@ -67,9 +67,7 @@ def run(json_path: Path | None, *, tiny: bool = False) -> int:
     device = torch.cuda.get_device_properties(0)
     figures = []
     try:
-        if json_path is not None:
-            result_files.make_directory(json_path.parent, parents=True)
-            result_files.check(json_path)
+        result_files.prepare(json_path)
         for figure in measure(tiny=tiny):
             figures.append(figure)
             print(f"{figure.name}: {figure.value:.4g} {figure.unit}", flush=True)

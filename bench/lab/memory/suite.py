@@ -44,9 +44,7 @@ def run(
     """Measures all parts, or `only` some, prints a table for each and writes all to `json_path`. Raises UserError."""
     if unknown := sorted(set(only) - set(known)):
         raise UserError(f"there is no part '{unknown[0]}'; there are {', '.join(known)}", param="only")
-    if json_path is not None:
-        result_files.make_directory(json_path.parent, parents=True)
-        result_files.check(json_path)
+    result_files.prepare(json_path)
     machine, figures, parts = describe(), list[Figure](), list[PartResult]()
     for name, part in known.items():
         if only and name not in only:

@@ -69,9 +69,7 @@ def run(
     rounds: int = _ROUNDS,
 ) -> Result:
     """Measures, prints a table and writes all to `json_path`. Raises UserError."""
-    if json_path is not None:
-        result_files.make_directory(json_path.parent, parents=True)
-        result_files.check(json_path)
+    result_files.prepare(json_path)
     machine = describe()
     decisions = [each for size, limit_us in limits_us.items() for each in _placing(size, limit_us, arrivals)]
     decisions += [_planning(rounds), *_turns(rounds)]

@@ -28,7 +28,7 @@ page of another site embeds or links to, and always this."""
 
 async def authorise(request: Request) -> None:
     """Raises UserError: 401 for a wrong key, 403 for one that is not the admin's, or a client from elsewhere."""
-    caller, path = caller_of(request), request.scope["path"]
+    caller, path = caller_of(request), shown(request.scope["path"])
     if market_of(request).keys.admin is not None:
         if caller.name and not caller.is_admin:
             raise UserError(f"{path} needs the admin key", status=403, code="forbidden")
