@@ -139,6 +139,12 @@ def simulate(
     again: Annotated[
         bool, typer.Option("--again", help="Of cells, gpus and overload: repeat also results in the file of --json.")
     ] = False,
+    screen: Annotated[
+        bool,
+        typer.Option(
+            "--screen", help="Of cells and gpus: search rivals no further that miss the goal where the best one ends."
+        ),
+    ] = False,
     trace_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of a suite: its traces, like M16_rps0.10.csv.gz.")
     ] = None,

@@ -88,7 +88,7 @@ _NOT_OF_A_SUITE = (
     "sweep",
     *_OF_ONE,
 )
-_OF_A_SEARCH = ("seeds", "only", "again")
+_OF_A_SEARCH = ("seeds", "only", "again", "screen")
 _NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", *_OF_ONE, "as_published", "trace_dir")
 _NOT_OF_CELLS = (
     "workload",
@@ -185,7 +185,7 @@ def _suites(given: Mapping[str, Any]) -> None:
 
 def _goodput(name: str, given: Mapping[str, Any]) -> None:
     """A suite of MuxWise's evaluation. Raises UserError."""
-    unused = (*_NOT_OF_A_SUITE, "seeds", "again", "policy", "plot")
+    unused = (*_NOT_OF_A_SUITE, "seeds", "again", "screen", "policy", "plot")
     for option in unused:
         if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
@@ -203,7 +203,7 @@ def _goodput(name: str, given: Mapping[str, Any]) -> None:
 
 def _prism(name: str, given: Mapping[str, Any]) -> None:
     """A suite of Prism's evaluation. Raises UserError."""
-    for option in (*_NOT_OF_A_SUITE, "seeds", "again", "policy"):
+    for option in (*_NOT_OF_A_SUITE, "seeds", "again", "screen", "policy"):
         if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
     choice = PrismChoice(
@@ -219,7 +219,7 @@ def _prism(name: str, given: Mapping[str, Any]) -> None:
 
 def _overload(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
-    for option in (*_NOT_OF_A_SUITE, "seeds", "as_published"):
+    for option in (*_NOT_OF_A_SUITE, "seeds", "screen", "as_published"):
         if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {OVERLOAD}, which sets it itself")
     choice = OverloadChoice(
@@ -386,6 +386,7 @@ def _search(name: str, given: Mapping[str, Any], said: Mapping[str, Any]) -> Non
         policies=tuple(recipe(policy).name for policy in given["policy"] or ()),
         only=tuple(given["only"] or ()),
         again=given["again"],
+        screen=given["screen"],
         jobs=given["jobs"] or cores(),
     )
     run_search(suite, choice, json=given["json"] or Path(f"{name}.json"), plot=given["plot"] or Path(f"{name}.png"))

@@ -65,7 +65,7 @@ def _on_splits(medians: Mapping[str, Crossing]) -> dict[str, float]:
 
 def _ahead(aim: Aim, medians: Mapping[str, Crossing], rivals: Iterable[str]) -> tuple[str | None, float | None]:
     if aim is Aim.MODELS:
-        best = max(rivals, key=lambda name: end_of(medians[name]), default=None)
+        best = max(rivals, key=lambda name: (medians[name].below is None, end_of(medians[name])), default=None)
     else:
         reaching = (name for name in rivals if medians[name].at is not None)
         best = min(reaching, key=lambda name: end_of(medians[name]), default=None)

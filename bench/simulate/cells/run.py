@@ -16,7 +16,7 @@ from bench.common import result_files
 from bench.common.provenance import Provenance
 from bench.simulate import plot_files, table
 from bench.simulate.cells.figures import CellFigures, Key, cell_figures, summary
-from bench.simulate.cells.search import UNITS, SearchResult, end_of, found
+from bench.simulate.cells.search import UNITS, Aim, SearchResult, end_of, found
 from bench.simulate.cells.suites import SPLITS, Cell, CellSuite
 from bench.simulate.contenders import OURS, Contender
 from bench.simulate.tuning import described
@@ -60,12 +60,14 @@ class Results(Struct, frozen=True, omit_defaults=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """Of the contenders with one of `policies` (none: all) those searches whose `cell/contender` has one of `only` in
-    it (none: all). `again`: also those that the JSON holds."""
+    it (none: all). `again`: also those that the JSON holds. `screen`: a rival that misses the goal where the best one
+    that the JSON holds ends is searched no further."""
 
     seeds: tuple[int, ...]
     policies: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     again: bool = False
+    screen: bool = False
     jobs: int = 1
 
 
@@ -126,9 +128,19 @@ def _search(
             if (key := (cell.name, contender.name, seed)) not in known:
                 keys.append(key)
                 parameters = first.tuned.parameters if first and first.tuned else None
-                tasks.append(suite.search(cell, contender, seed, end_of(first.at) if first else None, parameters))
+                hint = end_of(first.at) if first else None
+                screen_at = _best(suite, cell, seed, known) if choice.screen and contender.rival else None
+                tasks.append(suite.search(cell, contender, seed, hint, parameters, screen_at))
     for at, answer in as_they_come(found, tasks, jobs=choice.jobs, title=suite.name):
         yield keys[at], answer
+
+
+def _best(suite: CellSuite, cell: Cell, seed: int, known: Mapping[Key, SearchResult]) -> float | None:
+    """Where the best rival ended; None if none was searched to its end."""
+    keys = [(cell.name, each.name, seed) for each in suite.contenders if each.rival]
+    ends = [known[key].at.at for key in keys if key in known]
+    reached = [end for end in ends if end is not None]
+    return (max if suite.aim is Aim.MODELS else min)(reached, default=None)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

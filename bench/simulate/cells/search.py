@@ -81,10 +81,13 @@ class Search:
     limit: int
     knobs: tuple[Knob, ...] = ()
     parameters: Parameters | None = None
+    screen_at: int | None = None
 
     def found(self) -> SearchResult:
         """Raises UserError."""
         tried = _Tried(self)
+        if self.screen_at is not None and (missed := _screened(self, tried, self.screen_at)):
+            return missed
         if self.parameters is not None:
             return replace_fields(tried.end(self.parameters), tuned=Tuned(dict(self.parameters), ()))
         if all(len(knob.values) == 1 for knob in self.knobs):
@@ -160,6 +163,20 @@ class _Tried:
         asked = sum(record.output_tokens for record in records)
         on_time = sum(record.on_time for record in records)
         return Probe(at, on_time / asked if asked else 1.0, ttft_attainment(records, slos))
+
+
+def _screened(search: Search, tried: _Tried, at: int) -> SearchResult | None:
+    """None: it reaches the goal there. Raises UserError."""
+    if search.parameters is not None:
+        best, probes = search.parameters, tuple[TuningProbe, ...]()
+    else:
+        turned = _climbed(search, tried, at, search.defaults)
+        best, probes = turned.parameters, tuple([replace_fields(probe, at=at) for probe in turned.probes])
+    probe = tried.probe(at, best)
+    if tried.reach(probe) >= 1:
+        return None
+    beyond = Crossing(below=float(at)) if search.aim is Aim.MODELS else Crossing(above=float(at))
+    return SearchResult(search.setting.seed, beyond, (probe,), Tuned(dict(best), probes) if search.knobs else None)
 
 
 def _tuned(search: Search, tried: _Tried) -> SearchResult:

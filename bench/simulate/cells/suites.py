@@ -61,9 +61,16 @@ class CellSuite:
         return [each for each in self.contenders if each.policy != policy and (each.rival or each.policy == OURS)]
 
     def search(
-        self, cell: Cell, contender: Contender, seed: int, hint: float | None, parameters: Parameters | None = None
+        self,
+        cell: Cell,
+        contender: Contender,
+        seed: int,
+        hint: float | None,
+        parameters: Parameters | None = None,
+        screen_at: float | None = None,
     ) -> Search:
-        """`hint`: where another seed ended, and `parameters` what it was tuned to."""
+        """`hint`: where another seed ended, and `parameters` what it was tuned to. `screen_at`: where the best rival
+        ended; what misses the goal there is searched no further."""
         setting = contender.of(replace(cell.setting, seed=seed))
         if self.aim is Aim.GPUS:
             most = max(2 * models_of(setting), _TINY)
@@ -82,6 +89,7 @@ class CellSuite:
             limit=limit,
             knobs=contender.knobs,
             parameters=parameters,
+            screen_at=None if screen_at is None else max(int(screen_at) // step * step, step),
         )
 
 

@@ -29,6 +29,7 @@ NEXT = "Aegis-Next"
 _FRESH = {"cache-control": "no-store"}
 _PART = 1_000  # lines that are encoded without a pause for others
 _DIGITS_MAX = 18
+_SHOWN_CHARS = 40
 _lines = msgspec.json.Encoder().encode_lines
 
 router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
@@ -50,6 +51,7 @@ _SEEN = tuple(map(_number, SeenUntil.__struct_fields__))
 @router.get("/spans", **operation("What instances did", kinds=(LINES,), problems=LOOKING, parameters=(_SINCE,)))
 async def spans(request: Request) -> Response:
     """One `Span` a line, as an array of its fields, in order of arrival at the node."""
+    _takes_only(request, "since")
     return _reply(await queries_of(request).spans(_since(request)), list)
 
 
@@ -58,7 +60,11 @@ async def spans(request: Request) -> Response:
 )
 async def records(request: Request) -> Response:
     """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
-    wants_times = request.query_params.get("times") == "1"
+    _takes_only(request, "since", "times")
+    times = request.query_params.get("times", "0")
+    if times not in ("0", "1"):
+        raise UserError(f"times should be 0 or 1, not {times[:_SHOWN_CHARS]!r}", param="times")
+    wants_times = times == "1"
     return _reply(await queries_of(request).records(_since(request)), list if wants_times else _without_times)
 
 
@@ -67,12 +73,14 @@ async def records(request: Request) -> Response:
 )
 async def decisions(request: Request) -> Response:
     """One `Decision` a line, as an object, in order of arrival at the node."""
+    _takes_only(request, "since")
     return _reply(await queries_of(request).decisions(_since(request)), list)
 
 
 @router.get("/live", **operation("All that watchers show", Live, problems=LOOKING, parameters=_SEEN))
 async def live(request: Request) -> Response:
     """`Live` as JSON. `spans`, `decisions` and `records` are what `news.seen` of the last answer says."""
+    _takes_only(request, *SeenUntil.__struct_fields__)
     seen = SeenUntil(*(_since(request, each) for each in SeenUntil.__struct_fields__))
     return Response(await queries_of(request).live(seen), media_type="application/json", headers=_FRESH)
 
@@ -80,6 +88,7 @@ async def live(request: Request) -> Response:
 @router.get("/node", **operation("What the server consists of", NodeReport, problems=LOOKING))
 async def node(request: Request) -> Response:
     """`NodeReport` as JSON: what a simulation of this server has to know."""
+    _takes_only(request)
     return json_reply(await queries_of(request).report())
 
 
@@ -97,8 +106,16 @@ def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]
     return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(following)})
 
 
+def _takes_only(request: Request, *names: str) -> None:
+    """Raises UserError for a query parameter that is none of them."""
+    for name in request.query_params:
+        if name not in names:
+            shown, known = name[:_SHOWN_CHARS], ", ".join(names) or "none"
+            raise UserError(f"the query parameter {shown!r} is not known here; known: {known}", param=shown)
+
+
 def _since(request: Request, name: str = "since") -> int:
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
-        raise UserError(f"{name} should be a whole number, not {text[:40]!r}", param=name)
+        raise UserError(f"{name} should be a whole number, not {text[:_SHOWN_CHARS]!r}", param=name)
     return int(text)

@@ -104,6 +104,18 @@ def test_another_seed_has_the_same_parameters_and_nothing_is_tuned_again() -> No
     assert found.at == search(Aim.MODELS, replace(CROWD, max_batch=1)).found().at
 
 
+def test_who_misses_the_goal_where_the_best_ends_is_searched_no_further_and_others_to_their_end() -> None:
+    tuned = replace(search(Aim.MODELS, CROWD), knobs=(Knob("max_batch", (8, 64), 64),))
+    found = tuned.found()
+    end = int(end_of(found.at))
+    missed = replace(tuned, screen_at=end // 2 * 2 + 2).found()
+    assert missed.at == Crossing(below=end // 2 * 2 + 2) and missed.probes[0].attainment < GOAL
+    assert missed.tuned and [probe.parameters["max_batch"] for probe in missed.tuned.probes] == [64, 8]
+    assert replace(tuned, screen_at=end // 2 * 2).found() == found
+    again = replace(tuned, screen_at=end // 2 * 2 + 2, parameters={"max_batch": 8}).found()
+    assert again.at == missed.at and again.tuned == Tuned({"max_batch": 8}, ())
+
+
 def test_nobody_loses_by_being_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where knobs are turned, worse ones may look better."""
     monkeypatch.setattr(search_module, "climb", lambda knobs, score, start, enough: Tuned({"max_batch": 1}, ()))

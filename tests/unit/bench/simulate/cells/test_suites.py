@@ -72,6 +72,7 @@ def test_a_search_begins_where_another_seed_ended() -> None:
     assert (search.start, search.width, search.setting.seed) == (62, 4, 1)
     assert suite.search(suite.cells[0], suite.contenders[0], 1, 0.4).start == 2
     assert suite.search(suite.cells[0], suite.contenders[0], 1, 5000.0).start == search.limit
+    assert suite.search(suite.cells[0], suite.contenders[0], 1, None, screen_at=84.8).screen_at == 84
 
 
 @pytest.mark.parametrize("name", first_of(1, list(CELL_SUITES)))
@@ -130,6 +131,16 @@ def test_gpus_are_searched_for_a_workload_with_rivals_tuned(tmp_path: Path) -> N
     assert (cell["best_rival"], cell["ratio"]) == ("serverlessllm", None)
 
 
+def test_rivals_are_screened_by_the_best_that_a_file_holds(tmp_path: Path) -> None:
+    suite = gpus(Setting(policy="", workload=WORKLOAD), "small", tiny=True)
+    written(suite, tmp_path, Choice(seeds=(0,), policies=("serverlessllm",)))
+    file = written(suite, tmp_path, Choice(seeds=(0,), policies=("dedicated",), screen=True))[0]
+    (cell,) = msgspec.json.decode(file)["cells"]
+    ends = {each["contender"]: each["median"] for each in cell["contenders"]}
+    assert ends == {"serverlessllm": {"at": 1.0}, "dedicated": {"above": 1.0}}
+    assert cell["best_rival"] == "serverlessllm"
+
+
 def test_results_on_divided_gpus_are_not_taken_for_those_on_whole_ones(tmp_path: Path) -> None:
     choice = Choice(seeds=(0,), policies=("serverlessllm",))
     setting = Setting(policy="", workload=WORKLOAD)
@@ -179,6 +190,8 @@ def test_ours_is_compared_with_the_best_of_the_rivals() -> None:
     assert (figures.best_rival, figures.ratio) == ("qlm", 1.5)
     behind = cell_figures(suite, name, {}, known(name, medians | {"muxserve": Crossing(above=120)}))
     assert (behind.best_rival, behind.ratio) == ("muxserve", 0.5)
+    screened = cell_figures(suite, name, {}, known(name, medians | {"muxserve": Crossing(below=44)}))
+    assert (screened.best_rival, screened.ratio) == ("qlm", 1.5)
     alone = cell_figures(suite, name, {}, known(name, {OURS: Crossing(at=60)}))
     assert (alone.best_rival, alone.ratio) == (None, None)
     assert (

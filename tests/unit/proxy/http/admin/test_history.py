@@ -54,6 +54,21 @@ def test_only_what_is_new_and_still_kept_is_told() -> None:
     assert get(full, "/debug/spans?since=9").content == b""
 
 
+@pytest.mark.parametrize(
+    ("query", "line"),
+    [
+        ("spans?sinse=3", "the query parameter 'sinse' is not known here; known: since"),
+        ("decisions?times=1", "the query parameter 'times' is not known here; known: since"),
+        ("node?since=1", "the query parameter 'since' is not known here; known: none"),
+        ("live?since=1", "the query parameter 'since' is not known here; known: spans, decisions, records"),
+        ("records?times=yes", "times should be 0 or 1, not 'yes'"),
+    ],
+)
+def test_a_query_that_says_nothing_is_refused(query: str, line: str) -> None:
+    reply = get(behind(), f"/debug/{query}")
+    assert (reply.status_code, reply.json()["error"]["message"]) == (400, line)
+
+
 def test_decisions_are_told_with_their_reasons() -> None:
     scripted, why = market(), Why("must begin in 3 ms", 3, 4, "n", 5)
     names = InstanceId("decode-0"), DecisionKind.TURN, ModelId("m"), (RequestId(7),)
