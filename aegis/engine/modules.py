@@ -19,6 +19,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
+from aegis.engine.gated_mlps import use_own_memory
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME
 from aegis.engine.quantised.layers import replace_layers
@@ -99,6 +100,7 @@ def bound(module: PreTrainedModel, spec: ModelSpec, base: int, device: torch.dev
     _bind(module, spec.manifest, base, device)
     _check_bound(module, spec.model)
     use_onednn(module)
+    use_own_memory(module)
 
 
 def _bind(module: PreTrainedModel, manifest: Manifest, base: int, device: torch.device) -> None:
