@@ -86,13 +86,7 @@ class Search:
     def found(self) -> SearchResult:
         """Raises UserError."""
         tried = _Tried(self)
-        if self.screen_at is not None and (missed := _screened(self, tried, self.screen_at)):
-            return missed
-        if self.parameters is not None:
-            return replace_fields(tried.end(self.parameters), tuned=Tuned(dict(self.parameters), ()))
-        if all(len(knob.values) == 1 for knob in self.knobs):
-            return tried.end(self.defaults)
-        return _tuned(self, tried)
+        return _searched(self, tried) if self.screen_at is None else _screened(self, tried, self.screen_at)
 
     def placed(self, at: int, parameters: Parameters | None = None) -> Setting:
         """The simulation of `at` models or GPUs, unless said with the defaults."""
@@ -165,18 +159,29 @@ class _Tried:
         return Probe(at, on_time / asked if asked else 1.0, ttft_attainment(records, slos))
 
 
-def _screened(search: Search, tried: _Tried, at: int) -> SearchResult | None:
-    """None: it reaches the goal there. Raises UserError."""
+def _searched(search: Search, tried: _Tried) -> SearchResult:
+    """Raises UserError."""
     if search.parameters is not None:
-        best, probes = search.parameters, tuple[TuningProbe, ...]()
+        return replace_fields(tried.end(search.parameters), tuned=Tuned(dict(search.parameters), ()))
+    if all(len(knob.values) == 1 for knob in search.knobs):
+        return tried.end(search.defaults)
+    return _tuned(search, tried)
+
+
+def _screened(search: Search, tried: _Tried, at: int) -> SearchResult:
+    """Where the goal is reached there, the better of what is found from there on and of what is found anyway: a curve
+    may cross the goal more than once. Raises UserError."""
+    if search.parameters is not None:
+        turned = Tuned(dict(search.parameters), ())
     else:
         turned = _climbed(search, tried, at, search.defaults)
-        best, probes = turned.parameters, tuple([replace_fields(probe, at=at) for probe in turned.probes])
-    probe = tried.probe(at, best)
-    if tried.reach(probe) >= 1:
-        return None
-    beyond = Crossing(below=float(at)) if search.aim is Aim.MODELS else Crossing(above=float(at))
-    return SearchResult(search.setting.seed, beyond, (probe,), Tuned(dict(best), probes) if search.knobs else None)
+        turned = Tuned(turned.parameters, tuple([replace_fields(probe, at=at) for probe in turned.probes]))
+    probe, tuned = tried.probe(at, turned.parameters), turned if search.knobs else None
+    if tried.reach(probe) < 1:
+        beyond = Crossing(below=float(at)) if search.aim is Aim.MODELS else Crossing(above=float(at))
+        return SearchResult(search.setting.seed, beyond, (probe,), tuned)
+    there = replace_fields(tried.end(turned.parameters, at), tuned=tuned)
+    return min(_searched(search, tried), there, key=lambda found: _rank(search.aim, found.at))
 
 
 def _tuned(search: Search, tried: _Tried) -> SearchResult:

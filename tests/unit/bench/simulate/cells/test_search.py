@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aegis.core.model import Slo
 from bench.simulate.cells import search as search_module
-from bench.simulate.cells.search import Aim, Search, boundary, end_of
+from bench.simulate.cells.search import Aim, Probe, Search, boundary, end_of
 from bench.simulate.setting import Setting
 from bench.simulate.sweep import GOAL, Crossing
 from bench.simulate.tuning import Knob, Tuned
@@ -43,8 +43,8 @@ def test_of_what_ends_more_than_once_some_end_is_found(truths: list[bool], start
     assert high is None or not truths[high - 1]
 
 
-def search(aim: Aim, setting: Setting, **fields: int) -> Search:
-    return Search(aim=aim, setting=setting, **({"start": 2, "width": 2, "step": 2, "limit": 64} | fields))
+def search(aim: Aim, setting: Setting, *, start: int = 2, width: int = 2, step: int = 2, limit: int = 64) -> Search:
+    return Search(aim=aim, setting=setting, start=start, width=width, step=step, limit=limit)
 
 
 def test_models_are_on_the_line_between_the_probes_beside_the_goal() -> None:
@@ -114,6 +114,21 @@ def test_who_misses_the_goal_where_the_best_ends_is_searched_no_further_and_othe
     assert replace(tuned, screen_at=end // 2 * 2).found() == found
     again = replace(tuned, screen_at=end // 2 * 2 + 2, parameters={"max_batch": 8}).found()
     assert again.at == missed.at and again.tuned == Tuned({"max_batch": 8}, ())
+
+
+def test_who_reaches_the_goal_where_the_best_ends_is_no_worse_than_what_was_seen_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A curve may cross the goal before, too, and the search finds that crossing first."""
+    misses = {4, 12, 14, 16}
+
+    def probe(_: object, at: int, __: object) -> Probe:
+        return Probe(at, 0.5 if at in misses else 1.0, 1.0)
+
+    monkeypatch.setattr(search_module._Tried, "_simulated", probe)
+    plain = search(Aim.MODELS, CROWD, limit=16)
+    assert end_of(plain.found().at) == pytest.approx(2.4)
+    assert end_of(replace(plain, screen_at=8).found().at) == pytest.approx(10.4)
 
 
 def test_nobody_loses_by_being_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
