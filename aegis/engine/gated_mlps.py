@@ -24,17 +24,18 @@ def use_own_memory(module: torch.nn.Module) -> None:
 
 
 class _GatedMlp:
+    """It refers to the layers and not to the MLP, which refers to it: a cycle would keep models that were removed."""
+
     def __init__(self, mlp: Any) -> None:
-        self._mlp = mlp
+        self._gate, self._up, self._down, self._activate = mlp.gate_proj, mlp.up_proj, mlp.down_proj, mlp.act_fn
         self._is_silu = isinstance(mlp.act_fn, SiLUActivation | torch.nn.SiLU)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        mlp = self._mlp
-        first = mlp.gate_proj(x)
-        first = silu(first, inplace=True) if self._is_silu else mlp.act_fn(first)
-        second = mlp.up_proj(x)
+        first = self._gate(x)
+        first = silu(first, inplace=True) if self._is_silu else self._activate(first)
+        second = self._up(x)
         product = first.mul_(second) if first.dtype == second.dtype else first * second
-        result: torch.Tensor = mlp.down_proj(product)
+        result: torch.Tensor = self._down(product)
         return result
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers.activations import ACT2FN
@@ -51,6 +54,18 @@ def test_factors_of_two_dtypes_are_multiplied_as_torch_does() -> None:
     expected = mlp(x)
     use_own_memory(mlp)
     assert torch.equal(mlp(x), expected)
+
+
+def test_an_mlp_that_nobody_needs_is_gone_at_once() -> None:
+    mlp = MLPS["llama"]()
+    use_own_memory(mlp)
+    gone = weakref.ref(mlp)
+    gc.disable()
+    try:
+        del mlp
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_what_computes_otherwise_stays() -> None:
