@@ -32,7 +32,17 @@ _DIGITS_MAX = 18
 _SHOWN_CHARS = 40
 _lines = msgspec.json.Encoder().encode_lines
 
-router = APIRouter(prefix="/debug", dependencies=[Depends(authorise)])
+
+async def _refuse_unknown(request: Request) -> None:
+    """Raises UserError for a query parameter that the route does not declare."""
+    declared = [each["name"] for each in (request.scope["route"].openapi_extra or {}).get("parameters", ())]
+    for name in request.query_params:
+        if name not in declared:
+            shown, known = name[:_SHOWN_CHARS], ", ".join(declared) or "none"
+            raise UserError(f"the query parameter {shown!r} is not known here; known: {known}", param=shown)
+
+
+router = APIRouter(prefix="/debug", dependencies=[Depends(authorise), Depends(_refuse_unknown)])
 
 
 def _number(name: str) -> dict[str, Any]:
@@ -51,7 +61,6 @@ _SEEN = tuple(map(_number, SeenUntil.__struct_fields__))
 @router.get("/spans", **operation("What instances did", kinds=(LINES,), problems=LOOKING, parameters=(_SINCE,)))
 async def spans(request: Request) -> Response:
     """One `Span` a line, as an array of its fields, in order of arrival at the node."""
-    _takes_only(request, "since")
     return _reply(await queries_of(request).spans(_since(request)), list)
 
 
@@ -60,7 +69,6 @@ async def spans(request: Request) -> Response:
 )
 async def records(request: Request) -> Response:
     """One `Record` a line, in order of end; with the times of all tokens where `times=1` asks for them."""
-    _takes_only(request, "since", "times")
     times = request.query_params.get("times", "0")
     if times not in ("0", "1"):
         raise UserError(f"times should be 0 or 1, not {times[:_SHOWN_CHARS]!r}", param="times")
@@ -73,14 +81,12 @@ async def records(request: Request) -> Response:
 )
 async def decisions(request: Request) -> Response:
     """One `Decision` a line, as an object, in order of arrival at the node."""
-    _takes_only(request, "since")
     return _reply(await queries_of(request).decisions(_since(request)), list)
 
 
 @router.get("/live", **operation("All that watchers show", Live, problems=LOOKING, parameters=_SEEN))
 async def live(request: Request) -> Response:
     """`Live` as JSON. `spans`, `decisions` and `records` are what `news.seen` of the last answer says."""
-    _takes_only(request, *SeenUntil.__struct_fields__)
     seen = SeenUntil(*(_since(request, each) for each in SeenUntil.__struct_fields__))
     return Response(await queries_of(request).live(seen), media_type="application/json", headers=_FRESH)
 
@@ -88,7 +94,6 @@ async def live(request: Request) -> Response:
 @router.get("/node", **operation("What the server consists of", NodeReport, problems=LOOKING))
 async def node(request: Request) -> Response:
     """`NodeReport` as JSON: what a simulation of this server has to know."""
-    _takes_only(request)
     return json_reply(await queries_of(request).report())
 
 
@@ -104,14 +109,6 @@ def _reply(told: tuple[Sequence[T], int], shown: Callable[[Sequence[T]], list[T]
             yield _lines(shown(entries[at : at + _PART]))
 
     return StreamingResponse(parts(), media_type="application/jsonl", headers={NEXT: str(following)})
-
-
-def _takes_only(request: Request, *names: str) -> None:
-    """Raises UserError for a query parameter that is none of them."""
-    for name in request.query_params:
-        if name not in names:
-            shown, known = name[:_SHOWN_CHARS], ", ".join(names) or "none"
-            raise UserError(f"the query parameter {shown!r} is not known here; known: {known}", param=shown)
 
 
 def _since(request: Request, name: str = "since") -> int:
