@@ -416,6 +416,8 @@ class DecodeCore:
         if not self._work.busy:
             self._kv.compact(self._by_request.values())
         self._eviction.abandon_unwanted()
+        if (awaited := self._work.awaited) and self.ledger.weights.is_resident(awaited):
+            self._work.arrived()
         turn = self._work.turn
         if self._work.stepping and turn and not turn.pause:  # who comes meanwhile need not wait for the end of the run
             self._eviction.bring_in(turn.batch)
@@ -491,8 +493,8 @@ class DecodeCore:
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever
         self._eviction.bring_in(turn.batch, decodes=turn.decodes)
         if weights.is_loading(model):
-            return False
-        turn.switching.loaded(now_ns)
+            return self._work.wait_for_weights(turn)
+        turn.loaded(now_ns)
         step_due = ready and turn.decodes and (self._second.takes(turn.batch, ready, now_ns) or turn.batch.chunked)
         free = not step_due and not self._work.beside
         prefills = turn.prefills_next and (free or self._second.lets_in(turn.batch, ready))
@@ -513,7 +515,7 @@ class DecodeCore:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""
         batch = turn.batch
         if self.ledger.weights.is_resident(batch.model):
-            turn.switching.loaded(now_ns)
+            turn.loaded(now_ns)
             prefills = turn.prefills_next and not self._work.beside
             if prefills and self._eviction.fits(batch.next_waiting()) and self._begin_prefill(turn, now_ns, ()):
                 return False

@@ -32,6 +32,9 @@ class TurnReasons:
         told = since(now_ns - plan.made_ns) + among([job.priority for job in jobs])
         if plan.turns[at].pause:
             run, because = _PAUSES[plan.turns[at].decodes]
+            holder = next((each for each in plan.batches if each.turn_ns is not None), None)
+            if plan.turns[at].decodes and holder is not None and not holder.there:
+                run, because = "steps", f"the weights of {holder.model} are on their way"
             what = f"{batch.model} has {run} in a pause of another turn{told}"
             return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, Why(because))
         verb = "goes on" if batch.turn_ns is not None and now_ns == plan.made_ns else "has the turn"

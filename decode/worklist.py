@@ -75,7 +75,8 @@ class Batch:
 @dataclass(slots=True)
 class RunningTurn:
     """`started_ns` is that of its first step: time spent on loading is not taken from the quota. Nor is that of first
-    prefills of requests that had lost their KV; `begun` says that there was another run."""
+    prefills of requests that had lost their KV; `begun` says that there was another run. It `waits` for weights that
+    are on their way, and a plan was made since: it may be paused for as long."""
 
     batch: Batch
     quota_ns: int | None
@@ -86,6 +87,7 @@ class RunningTurn:
     free_until_ns: int | None = None
     pause: bool = False
     begun: bool = False
+    waits: bool = False
 
     @property
     def ends_ns(self) -> int | None:
@@ -102,6 +104,11 @@ class RunningTurn:
         mine = (s for s in self.batch.sequences if (s is following if s.lacks else self.decodes) and not s.beside)
         return next(mine)
 
+    def loaded(self, now_ns: int) -> None:
+        """Its weights are there."""
+        self.waits = False
+        self.switching.loaded(now_ns)
+
     def used_up(self, now_ns: int) -> bool:
         if self.pause and self.started_ns is not None:
             return True
@@ -117,6 +124,7 @@ class WorkList:
         "_has_arrivals",
         "_has_own_arrivals",
         "_has_passed_over",
+        "_has_waited",
         "_is_stale",
         "_next_batch",
         "_paused",
@@ -139,6 +147,7 @@ class WorkList:
         self._has_arrivals = False  # since the last plan
         self._has_own_arrivals = False  # of them, some for the batch that had the turn
         self._has_passed_over = False  # any batch
+        self._has_waited = False  # a turn for its weights, since the last run began
         self._is_stale = False  # the last plan is, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
@@ -211,6 +220,27 @@ class WorkList:
         batch.chunked = False
         self._is_stale = True
 
+    def wait_for_weights(self, turn: RunningTurn) -> bool:
+        """Whether a new plan is made, in which others may go on meanwhile, where the rules say so. There is one at most
+        between two runs, whoever has the turn by it."""
+        if turn.waits or not self.rules.fills_loads:
+            return False
+        turn.waits = True
+        if self._has_waited:
+            return False
+        self._has_waited = self._is_stale = True
+        return True
+
+    @property
+    def awaited(self) -> ModelId | None:
+        """The model for whose weights a turn is paused."""
+        return self._paused.batch.model if self._paused and self._paused.waits else None
+
+    def arrived(self) -> None:
+        """The awaited weights are there: the pause is over as soon as its run can end."""
+        assert self._paused is not None
+        self._paused.waits, self._is_stale = False, True
+
     def cut(self) -> None:
         """A prefill was cut, because another batch may need the next step sooner."""
         self._is_stale = True
@@ -282,8 +312,11 @@ class WorkList:
             self._take_over(batch, capacity_blocks(batch.sequences[0].spec))
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns, self.turn.begun = turn.switching, turn.started_ns, turn.begun
+            self.turn.waits = turn.waits
         elif paused and paused.batch is batch and not paused.used_up(now_ns):
             self.turn.started_ns, self.turn.begun = paused.started_ns, paused.begun
+            if paused.waits:
+                self.turn.switching, self.turn.waits = paused.switching, True
         elif planned.decodes:
             batch.decoded_ns = now_ns
         return self.turn
@@ -301,6 +334,7 @@ class WorkList:
     def begins(self, turn: RunningTurn, stepping: Stepping, now_ns: int) -> None:
         """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that
         one would starve."""
+        self._has_waited = False
         if not turn.begun:
             turn.started_ns, turn.begun = now_ns, not all([_is_again(sequence) for sequence in stepping])
         if turn.pause:
@@ -310,7 +344,8 @@ class WorkList:
             turn.batch.ran_ns = now_ns
 
     def _bars(self, batch: Batch, now_ns: int) -> bool:
-        return batch.batch in self._had_pause or now_ns < batch.stuck_until_ns
+        had = batch.batch in self._had_pause and self.awaited is None
+        return had or now_ns < batch.stuck_until_ns
 
     def give_up_pause(self, until_ns: int) -> None:
         """Ends a pause in which nothing can be run. There is none for its batch until then."""

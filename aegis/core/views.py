@@ -332,6 +332,7 @@ class TurnRules:
     keeps_kv: bool = True  # over a switch; otherwise preempted requests are prefilled again
     chunk_tokens: int | None = None  # the shortest chunk that is worth its cost; None: prefills are not cut or joined
     defers_refused: bool = False  # deadlines of those for whom their batch's last turn had no room do not count in it
+    fills_loads: bool = False  # while its weights are on their way, a turn may pause for others, run after run
     rotates: bool = False  # rows ahead of their deadlines leave a device that is too small for others of their batch
     merges: bool = False  # the batch that is given a turn takes over others of its model that fit
     budget_tokens: int | None = None  # of a step with a prompt, its decode rows included; None: as time allows

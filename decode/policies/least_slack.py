@@ -25,6 +25,7 @@ _RULES = TurnRules(
     defers_refused=True,
     rotates=True,
     overtakes_beside=True,
+    fills_loads=True,
 )
 _IN_ORDER_OF_MAKING = attrgetter("batch")
 _RAN_NS = attrgetter("ran_ns")
@@ -48,6 +49,10 @@ class LeastSlack:
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
     the time of `calm_switches` changes and `calm_quantum_ns` if that is shorter: spare time goes into earlier first
     tokens.
+
+    While the weights of a turn are on their way, it pauses for the streams that are there, the one that has to begin
+    first before the others, until they have come: these steps cost nobody anything, and need not be run later. What
+    runs beside a decode then does so beside them.
 
     A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
     are shed: then one more request on time costs another one that is.
@@ -119,7 +124,11 @@ class LeastSlack:
             stream_share=self.stream_share,
             forecast=bool(shed),
         )
-        if shed or order[0] is not running:
+        if order[0] is not running:
+            return turns
+        if not running.there:
+            return _meanwhile(order, quantum_ns) + [turn for turn in turns if not turn.pause]
+        if shed:
             return turns
         paused = {turn.batch for turn in turns if turn.pause}
         saves = savable.pauses(order, quotas_ns, by_ns, now_ns - (running.turn_ns or 0), now_ns)
@@ -179,6 +188,12 @@ class LeastSlack:
             [b.change_ns + b.again_ns if b.resident else change for b, change in zip(batches, changes_ns, strict=True)]
         )
         return min(quantum_ns, round(self.calm_switches * longest_ns) + self.calm_quantum_ns)
+
+
+def _meanwhile(order: Sequence[BatchView], quantum_ns: int) -> list[Turn]:
+    """Pauses of a turn whose weights are on their way, for the streams that are there."""
+    streams = [batch for batch in order if batch.there and batch.stream_ns is not None]
+    return [Turn(batch.batch, quantum_ns, prefills=False, pause=True) for batch in streams]
 
 
 def _goes_on(order: Sequence[BatchView], found: Shedding, soon_ns: int) -> BatchView | None:

@@ -33,7 +33,7 @@ class Service:
         if run.lane or turn is None:
             return
         if turn.pause:
-            if batch.batch in self._paused:
+            if batch.batch in self._paused and work.awaited is None:
                 raise LawBroken(f"W6: two pauses for {batch.model}, and no run of the turn between them")
             self._paused.add(batch.batch)
             self._left_out -= {row.job.request for row in run.rows}

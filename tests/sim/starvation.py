@@ -23,7 +23,9 @@ On instances that decode, as `decode.policies.least_slack` states it:
      back for memory;
 (W6) besides, turns pause: for a step of streams, and only while such steps take no more than the policy's share of the
      time, or for a prompt that fits in a piece: one of a lower rank, or one that is still in time and has to begin
-     before the batch that keeps the turn. A pause is one run, and between two for one batch there is a run of the turn;
+     before the batch that keeps the turn. A pause is one run, and between two for one batch there is a run of the turn.
+     Besides, a turn pauses for streams that are there while its weights are on their way, run after run, and not for a
+     step longer. W4 does not count these runs: others would wait for the copy as well;
 (W7) what runs on a second lane is what was there, on a division that the device offers, and by the guard's word no step
      beside it takes longer than its time between two tokens or its gap target, but for a tenth beside a prompt that
      leaves the decode the largest share. Nobody waits while it runs there but the
@@ -156,7 +158,7 @@ class Watched:
                 by_ns = min(batch.stream_ns + period_ns, due_ns) - batch.step_ns - batch.change_ns
                 share_by_ns = batch.stream_ns + round(busy_ns / half) - batch.step_ns - batch.change_ns
                 early = by_ns < now_ns + front.piece_ns and share_by_ns <= now_ns + front.step_ns
-                allowed = by_ns <= now_ns + front.step_ns or early
+                allowed = by_ns <= now_ns + front.step_ns or early or _comes(front)
             else:
                 rank_ns, of_first_ns = batch.prompt_rank_ns, front.prompt_rank_ns
                 allowed = rank_ns is not None and of_first_ns is not None and rank_ns < of_first_ns
@@ -169,6 +171,11 @@ class Watched:
         in_time = batch.first_due_ns is not None and now_ns + batch.prompt_ns <= batch.first_due_ns
         sooner = _begin_by_ns(batch) - batch.change_ns <= _latest_ns(front, _begin_by_ns(front), self.shed_ns)
         return in_time and sooner and front.turn_ns is not None
+
+
+def _comes(front: BatchView) -> bool:
+    """Whether it has the turn, and its weights are on their way."""
+    return front.turn_ns is not None and not front.there
 
 
 def _begin_by_ns(batch: BatchView) -> int:
@@ -205,6 +212,7 @@ class _Given:
     ran: bool = False  # one that was renewed when it was over has begun before, and need have no run of its own
     missed: bool = False  # a run began without the sequence
     failed: bool = False  # a step that prompts shared, which made nothing
+    fills: bool = False  # a pause, while the weights of the turn are on their way
 
 
 @dataclass(slots=True)
@@ -304,6 +312,8 @@ class WatchedDecodeCore(DecodeCore):
     def _check_run(self, run: Run, now_ns: int) -> None:
         turn = self._work.turn
         assert turn is not None and turn.ends_ns is not None
+        if turn.pause and self._work.awaited and self.ledger.weights.is_resident(self._work.awaited):
+            raise LawBroken(f"W6: a run begins in a pause for {self._work.awaited}, whose weights are there")
         over = now_ns >= turn.ends_ns and self._given is not None and turn is self._given.turn
         if over or run.until_ns > turn.ends_ns:
             raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
@@ -321,7 +331,8 @@ class WatchedDecodeCore(DecodeCore):
             given.turn, given.quantum_ns = turn, min(given.quantum_ns, self._watched.quantum_ns)
         elif turn.pause:
             self._paused = self._paused if given is None or given.turn.pause else given
-            self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns)
+            fills = self._work.awaited is not None
+            self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns, fills=fills)
         else:
             self._give(turn, given, now_ns)
         waiting = {s.job.request for batch in self._work.batches for s in self._counted(batch, now_ns) if not s.beside}
@@ -421,6 +432,8 @@ class WatchedDecodeCore(DecodeCore):
         given.filled_ns += duration_ns if self._prompts else 0
         if given.turn.pause and self._paused and self._paused.turn.started_ns is not None:
             self._paused.filled_ns += duration_ns
+        if given.fills:
+            return
         given.cut |= bool(self._work.beside)
         given.cut |= any(not row.samples for row in self._prompts)
         for request, wait in self._waits.items():

@@ -52,7 +52,7 @@ class Hostile:
         return SLACK.place(work, lists)
 
     def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
-        return SLACK.plan(batches, now_ns)[::-1]
+        return [turn for turn in SLACK.plan(batches, now_ns) if not turn.pause][::-1]
 
 
 @dataclass(frozen=True)

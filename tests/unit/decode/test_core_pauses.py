@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aegis.core.effects import LoadWeights, Run
+from aegis.core.clock import NS_PER_S
+from aegis.core.effects import EndRun, LoadWeights, Run, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import Stepped, Tick
 from aegis.core.ids import InstanceId
 from aegis.core.lane_views import LaneChoice, LanesView
-from aegis.core.messages import Phase, Submit, TakeBack
+from aegis.core.messages import Phase, Submit, SwitchDone, TakeBack
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from decode.second_lane import LaneOffers
 from decode.sequences import Where
 from tests.sim.driven import Driven, decode, ledger, make_job
-from tests.unit.decode.turns import IN, A, B, running, settle, take
+from tests.unit.decode.turns import IN, A, B, C, running, settle, take
 
 ROOM = 40  # pages
 PATIENCE_NS = 40_000_000
@@ -142,3 +143,88 @@ def test_whoever_makes_way_in_a_pause_has_stopped() -> None:
     driven.stepped(2)
     stopped = [r for phase in driven.said(Phase, driven.effects[said:]) if not phase.running for r in phase.requests]
     assert sorted(stopped) == [1, 4] and driven.core.running == 0
+
+
+class Filling(Pausing):
+    """It pauses for the others that are there while the weights of the first batch are on their way, if it may."""
+
+    def __init__(self, *, fills: bool = True) -> None:
+        super().__init__()
+        self.rules = TurnRules(renewal=Renewal.ARRIVAL, chunk_tokens=16, fills_loads=fills)
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        front = next((batch for batch in batches if batch.batch == self.front), None)
+        waits = front is not None and front.turn_ns is not None and not front.there
+        others = [batch.batch for batch in batches if batch.there and batch.batch != self.front]
+        self.pauses = [Turn(batch, NS_PER_S, prefills=False, pause=True) for batch in others if waits]
+        return super().plan(batches, now_ns)
+
+
+def while_b_comes(policy: Filling) -> Driven[DecodeCore]:
+    """Batch 1 of model A streams, and batch 2 of model B, which has to be loaded, is given the turn."""
+    driven = decode(A, B, pages=ROOM, policy=policy)
+    take(driven, 1, A)
+    settle(driven)
+    policy.front = 2
+    driven.on(Submit(make_job(2, B, prompt=10)))
+    driven.stepped(2)
+    assert driven.under_way(StreamName.WEIGHTS) or driven.under_way(StreamName.PREFETCH)
+    return driven
+
+
+def test_streams_go_on_while_the_weights_of_the_turn_come() -> None:
+    """Run after run, without a run of the turn between them, and until the weights are there."""
+    driven = while_b_comes(Filling())
+    for _ in range(3):
+        (run,) = driven.runs()
+        assert run.model == A.model and run.steps > 1
+        driven.stepped(2)
+    settle(driven)
+    assert driven.asked(EndRun), "the run under way ends when they have come"
+    driven.stepped(2)
+    assert prefills(driven) == [(2, 0, 10)]
+    assert [done.model for done in driven.said(SwitchDone, driven.effects)][-1] == B.model
+
+
+def test_a_pause_for_weights_is_over_with_the_load() -> None:
+    """Pauses are for one run again, between two of the turn."""
+    policy = Filling()
+    driven = while_b_comes(policy)
+    settle(driven)
+    driven.stepped(2)
+    assert prefills(driven) == [(2, 0, 10)] and policy.pauses == []
+    driven.ran()
+    assert running(driven) == [2]
+
+
+def test_nobody_goes_on_meanwhile_unless_the_rules_say_so() -> None:
+    driven = while_b_comes(Filling(fills=False))
+    assert running(driven) == []
+    settle(driven)
+    assert prefills(driven) == [(2, 0, 10)]
+
+
+class Alternating(Filling):
+    """Each plan gives the turn to the other batch."""
+
+    plans = 0
+
+    def plan(self, batches: Sequence[BatchView], now_ns: int) -> list[Turn]:
+        self.plans += 1
+        assert self.plans < 20, "it is asked again and again"
+        self.front = 5 - self.front
+        return [turn for turn in super().plan(batches, now_ns) if not turn.pause]
+
+
+def test_turns_that_wait_for_weights_make_one_plan_between_two_runs() -> None:
+    """A policy that gives the turn to somebody else in each of them would be asked for ever."""
+    policy = Alternating()
+    driven = decode(A, B, C, pages=ROOM, policy=policy)
+    take(driven, 1, A)
+    settle(driven)
+    policy.front = 3
+    driven.on(Submit(make_job(2, B, prompt=10)))
+    driven.on(Submit(make_job(3, C, prompt=10)))
+    policy.plans = 0
+    driven.stepped(2)
+    assert policy.plans == 2

@@ -64,6 +64,15 @@ def test_a_decision_says_which_priorities_moved_its_deadlines() -> None:
     assert reasons.decision(pause, 0, jobs[3:], 100 * _MS).what.endswith(", with requests of priority 2")
 
 
+def test_a_pause_says_what_it_is_for() -> None:
+    reasons, turns = TurnReasons(ME, Qlm()), (Turn(2, _MS, pause=True), Turn(1, None))
+    why = reasons.decision(PLAN._replace(turns=turns), 0, [JOB], 100 * _MS).line
+    assert why == "b has a step in a pause of another turn: its streams have had no token for half of their gap"
+    loading = PLAN._replace(batches=(replace(SECOND, there=True), replace(FIRST, turn_ns=0)), turns=turns)
+    why = reasons.decision(loading, 0, [JOB], 100 * _MS).line
+    assert why == "b has steps in a pause of another turn: the weights of a are on their way"
+
+
 def test_round_robin_tells_what_its_quota_comes_from() -> None:
     told = WeightedRoundRobin(q_max_ns=2000 * _MS).why_turn(PLAN, 1)
     expected = (

@@ -482,3 +482,14 @@ def test_no_first_token_is_made_late_by_a_small_share(slower: int, due_ms: int, 
     division = Division((750, 250), 80 * _MS, 100 * slower * _MS, 1.4)
     prompt = Companion(stream, True, 100 * _MS, [division])
     assert (POLICY.beside(LanesView(stream, 50 * _MS, [prompt]), 0) is not None) is runs
+
+
+def test_a_turn_whose_weights_are_on_their_way_pauses_for_streams() -> None:
+    """Those that are there, in order; it is given first, or nothing would be loaded for it."""
+    loading = struct_replace(batch(1, 100, turn_ms=0), there=False)
+    away = batch(4, 400, resident=False)
+    turns = POLICY.plan([loading, stream(2, waited_ms=10), away, stream(3, waited_ms=20)], 0)
+    assert [(turn.batch, turn.prefills) for turn in turns if turn.pause] == [(2, False), (3, False)]
+    assert turns[2].batch == 1 and all(turn.quota_ns == turns[2].quota_ns for turn in turns[:2])
+    for front in (struct_replace(loading, turn_ns=None), struct_replace(loading, there=True)):
+        assert not any(turn.pause for turn in POLICY.plan([front, stream(2, waited_ms=10), away], 0))
