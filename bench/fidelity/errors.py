@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from aegis.core.ids import ModelId
 from aegis.telemetry.records import Record
+from bench.common.percentiles import percentile_of
 
 
 class Compared(Struct, frozen=True):
@@ -64,7 +65,7 @@ def _compared(every: Sequence[_Pair]) -> Compared:
     ttft = [tuple(_since_arrival_ms(record, record.first_ns) for record in pair) for pair in pairs]
     e2e_live, e2e_sim = (_mean([each[side] for each in e2e]) for side in (0, 1))
     ttft_live, ttft_sim = (_mean([each[side] for each in ttft]) for side in (0, 1))
-    p99_live, p99_sim = (_percentile([each[side] for each in ttft], 99) for side in (0, 1))
+    p99_live, p99_sim = (percentile_of([each[side] for each in ttft], 99) for side in (0, 1))
     return Compared(
         len(pairs),
         e2e_live,
@@ -99,14 +100,3 @@ def _error(live: float, simulated: float) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest, as numpy has it."""
-    ordered = sorted(values)
-    if not ordered:
-        return 0.0
-    at = (len(ordered) - 1) * percent / 100
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

@@ -19,6 +19,7 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from bench.common import machine, result_files
+from bench.common.percentiles import percentile_of
 from bench.serve.answer import Answer, RequestFailed
 from bench.serve.client import Client, open_session
 from bench.serve.models import choose, known_token_ids, served_models
@@ -206,18 +207,12 @@ def _cell(length: int, to: str, runs: list[_Run]) -> Cell:
         to=to,
         usual_gap_s=median([median(run.usual_gaps_s) for run in runs if run.usual_gaps_s] or [0.0]),
         longest_gap_s=median([max(run.gaps_s, default=0.0) for run in runs]),
-        p99_gap_s=median([percentile(run.gaps_s, 0.99) for run in runs]),
+        p99_gap_s=median([percentile_of(run.gaps_s, 99) for run in runs]),
         short_ttft_s=median([run.short_ttft_s for run in runs]),
         long_ttft_s=median([run.long_ttft_s for run in runs]),
         alone_s=median([run.alone_s for run in runs]),
         timeline=runs[0].timeline,
     )
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The least value that so many are not above; 0 of none."""
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
 def _table(result: Result) -> Table:

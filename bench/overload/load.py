@@ -18,13 +18,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 import uvloop
 from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
+from bench.common.percentiles import percentile_of
 from bench.serve.answer import Answer, RequestFailed
 from bench.serve.client import Client, open_session
 from bench.serve.models import choose, known_token_ids, served_models
@@ -187,8 +187,8 @@ def summary(load: Load, asked: Sequence[Asked], cpu_share: float) -> Saw:
         waiting=sum(not each.times_ns and not each.failure for each in sent),
         tokens_per_s=tokens / counted_s,
         good_tokens_per_s=good / counted_s,
-        ttft_ms_p50=float(np.percentile(ttfts_ms, 50)) if ttfts_ms else 0.0,
-        ttft_ms_p99=float(np.percentile(ttfts_ms, 99)) if ttfts_ms else 0.0,
+        ttft_ms_p50=percentile_of(ttfts_ms, 50),
+        ttft_ms_p99=percentile_of(ttfts_ms, 99),
         late_ms_max=max((each.late_ns / NS_PER_MS for each in sent), default=0.0),
         cpu_share=cpu_share,
         failures=dict(failures),

@@ -19,8 +19,8 @@ from msgspec import Struct
 from aegis.core.errors import UserError
 from aegis.telemetry.files import parse
 from aegis.telemetry.records import Record
+from bench.common.percentiles import percentile_of
 from bench.common.processes import family
-from bench.interference.suite import percentile
 
 _HEALTH_S = 0.05
 _METRICS_S = 0.25
@@ -44,8 +44,8 @@ def waits(seconds: Sequence[float]) -> Waits:
     found_ms = [1e3 * each for each in seconds]
     return Waits(
         times=len(found_ms),
-        p50_ms=percentile(found_ms, 0.5),
-        p99_ms=percentile(found_ms, 0.99),
+        p50_ms=percentile_of(found_ms, 50),
+        p99_ms=percentile_of(found_ms, 99),
         longest_ms=max(found_ms, default=0.0),
     )
 

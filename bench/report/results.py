@@ -7,9 +7,10 @@ from itertools import pairwise
 
 from aegis.telemetry.records import REFUSED
 from aegis.telemetry.spans import SpanKind
+from bench.common.percentiles import percentile
 from bench.report.run import Run, Served, Sweep
 from bench.report.usage import COMPUTE, instances
-from bench.simulate.figures import Figures, percentile
+from bench.simulate.figures import Figures
 
 Values = dict[str, float | None]
 

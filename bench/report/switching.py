@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from aegis.core.ids import InstanceId, ModelId
 from aegis.telemetry.spans import Span, SpanKind
 from bench.common.numbers import percent, seconds
+from bench.common.percentiles import percentile
 from bench.report.folder import Folder
 from bench.report.markup import Markup, table
 from bench.report.page_charts import Axis, Series, lines
 from bench.report.panels import switching_cards
 from bench.report.run import Run
 from bench.report.section import SPANS, card, lacking, section
-from bench.simulate.figures import percentile
 
 
 @dataclass(frozen=True, slots=True)

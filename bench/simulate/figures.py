@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from msgspec import Struct
@@ -11,6 +11,7 @@ from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import SpanKind
+from bench.common.percentiles import percentile, rank
 
 _BUSY = (SpanKind.PREFILL, SpanKind.DECODE)
 
@@ -54,18 +55,13 @@ def figures(outcome: Outcome) -> Figures:
     )
 
 
-def percentile(ordered: Sequence[int], percent: int) -> int | None:
-    """The nearest rank: so many per cent of `ordered` are no larger. None of nothing."""
-    return ordered[-(-len(ordered) * percent // 100) - 1] if ordered else None
-
-
 def _tbt_p99_ns(records: Iterable[Record]) -> int | None:
     gaps = [np.diff(np.array(r.token_times_ns, dtype=np.int64)) for r in records if len(r.token_times_ns) > 1]
     if not gaps:
         return None
     together = np.concatenate(gaps)
-    rank = -(-len(together) * 99 // 100) - 1
-    return int(np.partition(together, rank)[rank])
+    at = rank(len(together), 99)
+    return int(np.partition(together, at)[at])
 
 
 def _ms(ns: int | None) -> float | None:

@@ -10,7 +10,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.spans import SpanKind
-from bench.simulate.figures import percentile
+from bench.common.percentiles import percentile
 from bench.simulate.setting import Setting, pool_of, run
 
 PERCENTS = tuple(range(1, 101))

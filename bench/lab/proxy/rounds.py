@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
+from bench.common.percentiles import percentile_of
 from bench.common.processes import cpu_s, resident_bytes
 from bench.lab.proxy.client import Asker, Connection, Took
 from bench.lab.proxy.model import SILENT, VECTOR
@@ -140,11 +141,11 @@ async def latency(side: Side, asks: int, *, stream: bool, route: Route = CHAT) -
     connection.close()
     base_ns = statistics.median(took.total_ns for took in direct)
     first_ns = statistics.median(t.first_ns for t in through) - statistics.median(d.first_ns for d in direct)
-    totals_ns = sorted(took.total_ns for took in through)
+    totals_ns = [took.total_ns for took in through]
     return Latency(
         direct_ms=base_ns / NS_PER_MS,
         added_p50_ms=(statistics.median(totals_ns) - base_ns) / NS_PER_MS,
-        added_p99_ms=(totals_ns[len(totals_ns) * 99 // 100] - base_ns) / NS_PER_MS,
+        added_p99_ms=(percentile_of(totals_ns, 99) - base_ns) / NS_PER_MS,
         added_first_ms=first_ns / NS_PER_MS,
         processor_ms=1e3 * used_s / asks,
     )

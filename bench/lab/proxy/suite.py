@@ -19,6 +19,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_MS
 from bench.common import result_files
 from bench.common.machine import Machine, describe
+from bench.common.percentiles import percentile_of
 from bench.lab.proxy.child import Cores, kept_to
 from bench.lab.proxy.figures import LATENCY_RATIO_MAX, RATE_RATIO_MIN, Row, compared, show
 from bench.lab.proxy.rounds import Idle, Plan, Round, measure, measure_idle, warm_up
@@ -39,8 +40,8 @@ def pace(core: int, length_ms: float, times: int) -> Pace:
     with kept_to((core,)):
         trial_ns = median(_took_ns(_TRIAL) for _ in range(9))
         turns = max(int(_TRIAL * length_ms * NS_PER_MS / trial_ns), 1)
-        took_ns = sorted(_took_ns(turns) for _ in range(times))
-    return Pace(median(took_ns) / NS_PER_MS, took_ns[len(took_ns) * 99 // 100] / NS_PER_MS)
+        took_ns = [_took_ns(turns) for _ in range(times)]
+    return Pace(median(took_ns) / NS_PER_MS, percentile_of(took_ns, 99) / NS_PER_MS)
 
 
 def _took_ns(turns: int) -> int:

@@ -20,6 +20,7 @@ from aegis.process import garbage_collection
 from bench.common import result_files
 from bench.common.figures import Figure, at_most
 from bench.common.machine import Machine, describe
+from bench.common.percentiles import percentile_of
 from bench.lab.scheduling.placements import Replay, Size, make_spec
 from bench.lab.scheduling.turns import TimedPolicy, Turns
 from decode.policies.weighted_round_robin import WeightedRoundRobin
@@ -116,8 +117,8 @@ def _turns(turns: int) -> Iterator[Decision]:
 
 
 def _decision(setting: str, event: str, durations_ns: Sequence[int], limit_us: float | None) -> Decision:
-    us = [ns / 1000 for ns in sorted(durations_ns)]
-    return Decision(setting, event, len(us), us[len(us) // 2], us[len(us) * 99 // 100], us[-1], limit_us)
+    us = [ns / 1000 for ns in durations_ns]
+    return Decision(setting, event, len(us), percentile_of(us, 50), percentile_of(us, 99), max(us), limit_us)
 
 
 def _show(decisions: Sequence[Decision]) -> None:

@@ -13,7 +13,7 @@ from aegis.core.model import Slo
 from aegis.sim.simulation import Outcome
 from aegis.telemetry.records import Record
 from aegis.telemetry.spans import Span, SpanKind
-from bench.simulate.figures import percentile
+from bench.common.percentiles import percentile
 from bench.simulate.prism.slos import tpot_ns
 from bench.simulate.setting import Setting, run
 

@@ -10,7 +10,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
 from aegis.telemetry.records import Record
-from bench.simulate.figures import percentile
+from bench.common.percentiles import percentile
 from bench.simulate.setting import Setting, models_of, run
 
 _PERCENT = 95

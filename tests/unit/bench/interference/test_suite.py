@@ -6,7 +6,7 @@ import pytest
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
-from bench.interference.suite import gaps_s, lengths_of, percentile
+from bench.interference.suite import gaps_s, lengths_of
 
 
 def test_gaps_are_those_that_a_span_of_time_touches() -> None:
@@ -14,11 +14,6 @@ def test_gaps_are_those_that_a_span_of_time_touches() -> None:
     assert gaps_s(times_ns, until_ns=2 * NS_PER_S) == [1, 2], "the stream stood still when it came"
     assert gaps_s(times_ns, since_ns=2 * NS_PER_S, until_ns=7 * NS_PER_S) == [2, 4]
     assert gaps_s([], until_ns=NS_PER_S) == []
-
-
-def test_a_percentile_is_a_value_that_was_seen() -> None:
-    values = [float(value) for value in range(200, 0, -1)]
-    assert (percentile(values, 0.99), percentile([3.0, 1.0], 0.99), percentile([], 0.99)) == (199, 3, 0)
 
 
 @pytest.mark.parametrize("text", ["", "a", "512,", "0", "-4"])

@@ -1,7 +1,7 @@
 """Figures of outcomes written by hand."""
 
 from aegis.telemetry.spans import SpanKind
-from bench.simulate.figures import figures, percentile
+from bench.simulate.figures import figures
 from tests.unit.bench.simulate.outcomes import outcome, record, span
 
 
@@ -27,9 +27,3 @@ def test_utilisation_is_of_all_instances_and_of_computing_alone() -> None:
 def test_nothing_asked_for_is_nothing_missed() -> None:
     result = figures(outcome())
     assert (result.attainment, result.ttft_p50_ms, result.tbt_p99_ms) == (1.0, None, None)
-
-
-def test_a_percentile_is_the_nearest_rank() -> None:
-    assert [percentile(range(1, 101), p) for p in (1, 50, 99, 100)] == [1, 50, 99, 100]
-    assert [percentile([7, 8, 9], p) for p in (33, 34, 67)] == [7, 8, 9]
-    assert percentile([], 50) is None
