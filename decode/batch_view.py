@@ -116,7 +116,7 @@ class BatchViews:
             had_turn_ns,
             worth.in_time_by_ns,
             worth.of_requests,
-            there and now_ns >= batch.stuck_until_ns,
+            there and (had_turn_ns is not None or now_ns >= batch.stuck_until_ns),
             slo.gap_ns,
             seen.stream_ns if cuts else None,
             prompt_ns,

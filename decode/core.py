@@ -416,8 +416,8 @@ class DecodeCore:
         if not self._work.busy:
             self._kv.compact(self._by_request.values())
         self._eviction.abandon_unwanted()
-        if (awaited := self._work.awaited) and self.ledger.weights.is_resident(awaited):
-            self._work.arrived()
+        if (awaited := self._work.awaited) and not self.ledger.weights.is_loading(awaited):
+            self._work.end_wait()
         turn = self._work.turn
         if self._work.stepping and turn and not turn.pause:  # who comes meanwhile need not wait for the end of the run
             self._eviction.bring_in(turn.batch)
@@ -486,7 +486,7 @@ class DecodeCore:
         if not weights.is_resident(model) and not weights.is_loading(model):
             if not self._eviction.load(model):
                 return self._stuck(turn)
-            turn.switching.loading_ns = now_ns
+            turn.loads(now_ns)
         if self._rotation.waits(turn, now_ns):
             return False
         ready = [s for s in self._there(turn.batch) if self._eviction.grow(s)]
@@ -524,7 +524,7 @@ class DecodeCore:
                 self._second.takes(batch, ready, now_ns)  # the prompt that they interrupt may go on beside them
                 self._begin_decode(turn, ready, now_ns)
                 return False
-        self._work.give_up_pause(now_ns + self.ledger.specs[batch.model].slo.gap_ns)
+        self._work.give_up_pause(now_ns, now_ns + self.ledger.specs[batch.model].slo.gap_ns)
         return True
 
     def _stuck(self, turn: RunningTurn) -> bool:

@@ -33,7 +33,7 @@ class TurnReasons:
         if plan.turns[at].pause:
             run, because = _PAUSES[plan.turns[at].decodes]
             holder = next((each for each in plan.batches if each.turn_ns is not None), None)
-            if plan.turns[at].decodes and holder is not None and not holder.there:
+            if plan.turns[at].decodes and holder and holder.resident and not holder.there:
                 run, because = "steps", f"the weights of {holder.model} are on their way"
             what = f"{batch.model} has {run} in a pause of another turn{told}"
             return Decision(now_ns, self._instance, DecisionKind.TURN, batch.model, requests, what, Why(because))

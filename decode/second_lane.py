@@ -162,7 +162,7 @@ class SecondLane:
         if not self._ledger.weights.is_resident(other.model) or now_ns < other.stuck_until_ns:
             return
         latency, guard = self._step_times.latency[other.model], self._guard(batch.model)
-        if other.waiting and self._has_place(sequence := other.next_waiting(), own=other is batch):
+        if other.waiting and self._has_place(sequence := other.next_waiting(), own=self._is_own(other)):
             start = sequence.cached - sequence.lacks
             alone_ns, beside = latency.prefill_ns(sequence.cached, start), _beside_prompt(sequence)
             divisions = [
@@ -190,6 +190,11 @@ class SecondLane:
             ]
             yield Companion(self._view(other, now_ns), False, alone_ns, divisions)
 
+    def _is_own(self, batch: Batch) -> bool:
+        """Whether the batch itself has the turn: for a pause nothing leaves."""
+        turn = self._work.turn
+        return turn is not None and not turn.pause and batch is turn.batch
+
     def _has_place(self, sequence: Sequence, *, own: bool) -> bool:
         """Whether its prompt can begin: only for one of the batch's `own` may anything leave. Prompts on the first lane
         would wait for one that cannot."""
@@ -210,7 +215,7 @@ class SecondLane:
         batch = next((b for b in work.batches if b.batch == choice.batch), None)
         if batch is None:
             return None
-        own = work.turn is not None and batch is work.turn.batch
+        own = self._is_own(batch)
         if choice.prefills:
             sequence = batch.next_waiting()
             if not self._eviction.adapters.there(sequence):

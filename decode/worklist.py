@@ -75,8 +75,8 @@ class Batch:
 @dataclass(slots=True)
 class RunningTurn:
     """`started_ns` is that of its first step: time spent on loading is not taken from the quota. Nor is that of first
-    prefills of requests that had lost their KV; `begun` says that there was another run. It `waits` for weights that
-    are on their way, and a plan was made since: it may be paused for as long."""
+    prefills of requests that had lost their KV; `begun` says that there was another run. While it `waits` for
+    weights that are on their way, it may be paused run after run."""
 
     batch: Batch
     quota_ns: int | None
@@ -104,6 +104,11 @@ class RunningTurn:
         mine = (s for s in self.batch.sequences if (s is following if s.lacks else self.decodes) and not s.beside)
         return next(mine)
 
+    def loads(self, now_ns: int) -> None:
+        """A load of its weights begins."""
+        self.waits = False
+        self.switching.loading_ns = now_ns
+
     def loaded(self, now_ns: int) -> None:
         """Its weights are there."""
         self.waits = False
@@ -124,7 +129,7 @@ class WorkList:
         "_has_arrivals",
         "_has_own_arrivals",
         "_has_passed_over",
-        "_has_waited",
+        "_has_planned_for_wait",
         "_is_stale",
         "_next_batch",
         "_paused",
@@ -147,7 +152,7 @@ class WorkList:
         self._has_arrivals = False  # since the last plan
         self._has_own_arrivals = False  # of them, some for the batch that had the turn
         self._has_passed_over = False  # any batch
-        self._has_waited = False  # a turn for its weights, since the last run began
+        self._has_planned_for_wait = False  # since the last run began
         self._is_stale = False  # the last plan is, for other reasons: a prefill was cut, or is to be run again
         self._next_batch = 0
         self._round: deque[Turn] = deque()
@@ -210,6 +215,8 @@ class WorkList:
     def _remove(self, batch: Batch) -> None:
         self.batches.remove(batch)
         del self._by_id[batch.batch]
+        if self._paused and self._paused.batch is batch:
+            self._paused.waits = False
         self._reordered()
 
     def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:
@@ -226,9 +233,9 @@ class WorkList:
         if turn.waits or not self.rules.fills_loads:
             return False
         turn.waits = True
-        if self._has_waited:
+        if self._has_planned_for_wait:
             return False
-        self._has_waited = self._is_stale = True
+        self._has_planned_for_wait = self._is_stale = True
         return True
 
     @property
@@ -236,8 +243,8 @@ class WorkList:
         """The model for whose weights a turn is paused."""
         return self._paused.batch.model if self._paused and self._paused.waits else None
 
-    def arrived(self) -> None:
-        """The awaited weights are there: the pause is over as soon as its run can end."""
+    def end_wait(self) -> None:
+        """The awaited weights are there, or not on their way any more: the pause is over as soon as its run can end."""
         assert self._paused is not None
         self._paused.waits, self._is_stale = False, True
 
@@ -315,8 +322,7 @@ class WorkList:
             self.turn.waits = turn.waits
         elif paused and paused.batch is batch and not paused.used_up(now_ns):
             self.turn.started_ns, self.turn.begun = paused.started_ns, paused.begun
-            if paused.waits:
-                self.turn.switching, self.turn.waits = paused.switching, True
+            self.turn.waits = paused.waits
         elif planned.decodes:
             batch.decoded_ns = now_ns
         return self.turn
@@ -334,7 +340,7 @@ class WorkList:
     def begins(self, turn: RunningTurn, stepping: Stepping, now_ns: int) -> None:
         """A run of the turn. Between two pauses for one batch there is a run of the turn that they interrupt, or that
         one would starve."""
-        self._has_waited = False
+        self._has_planned_for_wait = False
         if not turn.begun:
             turn.started_ns, turn.begun = now_ns, not all([_is_again(sequence) for sequence in stepping])
         if turn.pause:
@@ -344,14 +350,18 @@ class WorkList:
             turn.batch.ran_ns = now_ns
 
     def _bars(self, batch: Batch, now_ns: int) -> bool:
-        had = batch.batch in self._had_pause and self.awaited is None
+        holder = self._paused or self.turn
+        had = batch.batch in self._had_pause and not (holder and holder.waits)
         return had or now_ns < batch.stuck_until_ns
 
-    def give_up_pause(self, until_ns: int) -> None:
-        """Ends a pause in which nothing can be run. There is none for its batch until then."""
+    def give_up_pause(self, now_ns: int, until_ns: int) -> None:
+        """Ends a pause in which nothing can be run. There is none for its batch until then. If others were run before
+        it, the change to the turn that goes on is timed from now on."""
         assert self.turn is not None and self.turn.pause
         self.turn.batch.stuck_until_ns = until_ns
         self.turn, self._paused = self._paused, None
+        if self.turn and self._had_pause:
+            self.turn.switching = Switching(self.turn.batch.model, now_ns)
         self._is_stale = True
         self._reordered()
 

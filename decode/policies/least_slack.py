@@ -51,8 +51,8 @@ class LeastSlack:
     tokens.
 
     While the weights of a turn are on their way, it pauses for the streams that are there, the one that has to begin
-    first before the others, until they have come: these steps cost nobody anything, and need not be run later. What
-    runs beside a decode then does so beside them.
+    first before the others, until they have come: nobody waits for more than a step of them, and they need not be run
+    later. What runs beside a decode then does so beside them.
 
     A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
     are shed: then one more request on time costs another one that is.
@@ -126,7 +126,7 @@ class LeastSlack:
         )
         if order[0] is not running:
             return turns
-        if not running.there:
+        if running.resident and not running.there:
             return _meanwhile(order, quantum_ns) + [turn for turn in turns if not turn.pause]
         if shed:
             return turns

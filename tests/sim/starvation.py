@@ -59,7 +59,7 @@ from aegis.core.effects import Effect, Run
 from aegis.core.errors import LawBroken
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, StepFailed, Stepped
-from aegis.core.ids import InstanceId, RequestId
+from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
 from aegis.core.messages import TakeBack
 from aegis.core.request import Job
@@ -175,7 +175,7 @@ class Watched:
 
 def _comes(front: BatchView) -> bool:
     """Whether it has the turn, and its weights are on their way."""
-    return front.turn_ns is not None and not front.there
+    return front.turn_ns is not None and front.resident and not front.there
 
 
 def _begin_by_ns(batch: BatchView) -> int:
@@ -312,14 +312,17 @@ class WatchedDecodeCore(DecodeCore):
     def _check_run(self, run: Run, now_ns: int) -> None:
         turn = self._work.turn
         assert turn is not None and turn.ends_ns is not None
-        if turn.pause and self._work.awaited and self.ledger.weights.is_resident(self._work.awaited):
-            raise LawBroken(f"W6: a run begins in a pause for {self._work.awaited}, whose weights are there")
+        if turn.pause and turn.decodes and turn.quota_ns != 1 and not self._comes(self._work.awaited):
+            raise LawBroken("W6: a run of more than a step begins in a pause, and no weights are on their way")
         over = now_ns >= turn.ends_ns and self._given is not None and turn is self._given.turn
         if over or run.until_ns > turn.ends_ns:
             raise LawBroken(f"W2: a run begins at {now_ns}, and its turn ends at {turn.ends_ns}")
         served = self._work.stepping if turn.pause else turn.batch.sequences
         for sequence in served:
             self._waits.pop(sequence.job.request, None)
+
+    def _comes(self, model: ModelId | None) -> bool:
+        return model is not None and self.ledger.weights.is_loading(model)
 
     def _check_waits(self, now_ns: int) -> None:
         turn, given = self._work.turn, self._given
@@ -331,7 +334,7 @@ class WatchedDecodeCore(DecodeCore):
             given.turn, given.quantum_ns = turn, min(given.quantum_ns, self._watched.quantum_ns)
         elif turn.pause:
             self._paused = self._paused if given is None or given.turn.pause else given
-            fills = self._work.awaited is not None
+            fills = self._comes(self._work.awaited)
             self._given = _Given(turn, self._planned[turn.batch.batch], self._watched.quantum_ns, fills=fills)
         else:
             self._give(turn, given, now_ns)

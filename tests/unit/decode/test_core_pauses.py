@@ -8,18 +8,19 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.effects import EndRun, LoadWeights, Run, StreamName
 from aegis.core.estimators import Hardware
 from aegis.core.events import Stepped, Tick
-from aegis.core.ids import InstanceId
+from aegis.core.ids import InstanceId, RequestId
 from aegis.core.lane_views import LaneChoice, LanesView
-from aegis.core.messages import Phase, Submit, SwitchDone, TakeBack
+from aegis.core.messages import Cancel, Phase, Submit, SwitchDone, TakeBack
 from aegis.core.request import Token
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
-from decode.second_lane import LaneOffers
+from decode.second_lane import NO_LANES, LaneOffers
 from decode.sequences import Where
 from tests.sim.driven import Driven, decode, ledger, make_job
 from tests.unit.decode.turns import IN, A, B, C, running, settle, take
 
 ROOM = 40  # pages
+TIGHT = 7  # for the weights of two models and a slab
 PATIENCE_NS = 40_000_000
 
 
@@ -160,15 +161,16 @@ class Filling(Pausing):
         return super().plan(batches, now_ns)
 
 
-def while_b_comes(policy: Filling) -> Driven[DecodeCore]:
-    """Batch 1 of model A streams, and batch 2 of model B, which has to be loaded, is given the turn."""
-    driven = decode(A, B, pages=ROOM, policy=policy)
+def while_b_comes(policy: Filling, lanes: LaneOffers = NO_LANES) -> Driven[DecodeCore]:
+    """Batch 1 of model A streams, and batch 2 of model B, for which there is no room besides, is given the turn."""
+    core = DecodeCore(InstanceId("mixed-0"), ledger(TIGHT), policy, Hardware(), lanes=lanes)
+    driven = Driven(core, (A, B), slabs=64)
     take(driven, 1, A)
     settle(driven)
     policy.front = 2
     driven.on(Submit(make_job(2, B, prompt=10)))
     driven.stepped(2)
-    assert driven.under_way(StreamName.WEIGHTS) or driven.under_way(StreamName.PREFETCH)
+    assert driven.under_way(StreamName.WEIGHTS)
     return driven
 
 
@@ -183,7 +185,8 @@ def test_streams_go_on_while_the_weights_of_the_turn_come() -> None:
     assert driven.asked(EndRun), "the run under way ends when they have come"
     driven.stepped(2)
     assert prefills(driven) == [(2, 0, 10)]
-    assert [done.model for done in driven.said(SwitchDone, driven.effects)][-1] == B.model
+    (done,) = driven.said(SwitchDone)
+    assert done.model == B.model and done.prefetched, "the device has not stood still for the load"
 
 
 def test_a_pause_for_weights_is_over_with_the_load() -> None:
@@ -201,7 +204,38 @@ def test_nobody_goes_on_meanwhile_unless_the_rules_say_so() -> None:
     driven = while_b_comes(Filling(fills=False))
     assert running(driven) == []
     settle(driven)
-    assert prefills(driven) == [(2, 0, 10)]
+    assert prefills(driven) == [(2, 0, 10)] and not driven.said(SwitchDone)[0].prefetched
+
+
+def test_a_load_that_is_abandoned_in_a_pause_is_begun_again() -> None:
+    """Its only request has left, and another one has come before the copy ends."""
+    driven = while_b_comes(policy := Filling())
+    driven.on(Cancel(RequestId(2), 1))
+    policy.front = 3
+    driven.on(Submit(make_job(3, B, prompt=10)))
+    driven.stepped(2)
+    driven.complete(StreamName.WEIGHTS)
+    driven.stepped(2)
+    assert driven.loads.count(B.model) == 2
+
+
+class FillingOnLanes(Filling):
+    """The next prompt of the stream's model runs beside it."""
+
+    def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
+        own = next((c for c in lanes.companions if c.batch.batch == 1 and c.prefills), None)
+        return LaneChoice(1, True, own.divisions[0].shares, NS_PER_S) if own else None
+
+
+def test_a_prompt_beside_a_pause_costs_the_turn_no_load() -> None:
+    """There is no room for it, and it is not its batch that has the turn."""
+    driven = while_b_comes(FillingOnLanes(), LaneOffers(((250, 750),)))
+    driven.on(Submit(make_job(3, A, prompt=90)))
+    for _ in range(2):
+        driven.stepped(2)
+    weights = driven.core.ledger.weights
+    assert weights.is_loading(B.model) and not weights.is_abandoned(B.model)
+    assert running(driven) == [1]
 
 
 class Alternating(Filling):

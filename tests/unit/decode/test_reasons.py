@@ -68,8 +68,9 @@ def test_a_pause_says_what_it_is_for() -> None:
     reasons, turns = TurnReasons(ME, Qlm()), (Turn(2, _MS, pause=True), Turn(1, None))
     why = reasons.decision(PLAN._replace(turns=turns), 0, [JOB], 100 * _MS).line
     assert why == "b has a step in a pause of another turn: its streams have had no token for half of their gap"
-    loading = PLAN._replace(batches=(replace(SECOND, there=True), replace(FIRST, turn_ns=0)), turns=turns)
-    why = reasons.decision(loading, 0, [JOB], 100 * _MS).line
+    loading = replace(FIRST, turn_ns=0, resident=True)
+    plan = PLAN._replace(batches=(replace(SECOND, there=True), loading), turns=turns)
+    why = reasons.decision(plan, 0, [JOB], 100 * _MS).line
     assert why == "b has steps in a pause of another turn: the weights of a are on their way"
 
 
