@@ -191,8 +191,10 @@ class LeastSlack:
 
 
 def _meanwhile(order: Sequence[BatchView], quantum_ns: int) -> list[Turn]:
-    """Pauses of a turn whose weights are on their way, for the streams that are there."""
-    streams = [batch for batch in order if batch.there and batch.stream_ns is not None]
+    """Pauses of the first turn, whose weights are on their way, for the streams that are there and whose steps take no
+    longer than the load."""
+    longest_ns = order[0].switch_ns
+    streams = [b for b in order if b.there and b.stream_ns is not None and b.step_ns <= longest_ns]
     return [Turn(batch.batch, quantum_ns, prefills=False, pause=True) for batch in streams]
 
 
