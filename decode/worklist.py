@@ -215,8 +215,9 @@ class WorkList:
     def _remove(self, batch: Batch) -> None:
         self.batches.remove(batch)
         del self._by_id[batch.batch]
-        if self._paused and self._paused.batch is batch:
-            self._paused.waits = False
+        for turn in (self.turn, self._paused):
+            if turn and turn.batch is batch:
+                turn.waits = False
         self._reordered()
 
     def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:

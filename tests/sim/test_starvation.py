@@ -101,6 +101,11 @@ def test_a_turn_counts_for_no_token_whose_kv_came_too_late_for_its_runs(seed: in
     seeds.run_seed(seed)
 
 
+def test_a_turn_whose_batch_has_left_waits_for_no_weights() -> None:
+    """In this its only request is cancelled, and a pause follows that is for somebody who has just had one."""
+    seeds.run_seed(6799)
+
+
 def test_a_turn_that_follows_one_of_the_same_batch_counts_by_itself() -> None:
     """In this the first turn is over, and the run of the next one has begun when that is looked at. It was given for a
     request that had come meanwhile."""
