@@ -301,6 +301,8 @@ class WorkList:
             self.turn = None
             return None
         planned, batch = self._planned(now_ns, view)
+        if goes_on and turn and turn.waits and batch is turn.batch and not planned.pause:
+            return turn  # nobody goes on meanwhile, and it has what it was given
         batch.resting = None
         self.turn = RunningTurn(
             batch,

@@ -192,8 +192,8 @@ class LeastSlack:
 
 def _meanwhile(order: Sequence[BatchView], quantum_ns: int) -> list[Turn]:
     """Pauses of the first turn, whose weights are on their way, for the streams that are there and whose steps take no
-    longer than the load."""
-    longest_ns = order[0].switch_ns
+    longer than the load. There are none where KV is lost: they would grow into the room of others' KV."""
+    longest_ns = 0 if any([b.again_ns for b in order]) else order[0].switch_ns
     streams = [b for b in order if b.there and b.stream_ns is not None and b.step_ns <= longest_ns]
     return [Turn(batch.batch, quantum_ns, prefills=False, pause=True) for batch in streams]
 

@@ -491,6 +491,8 @@ def test_a_turn_whose_weights_are_on_their_way_pauses_for_streams() -> None:
     turns = POLICY.plan([loading, stream(2, waited_ms=10), away, stream(3, waited_ms=20)], 0)
     assert [(turn.batch, turn.prefills) for turn in turns if turn.pause] == [(2, False), (3, False)]
     assert turns[2].batch == 1 and all(turn.quota_ns == turns[2].quota_ns for turn in turns[:2])
+    losing = struct_replace(stream(2, waited_ms=10), again_ns=_MS)
+    assert not any(turn.pause for turn in POLICY.plan([loading, losing], 0)), "it would grow into room for others' KV"
     short = struct_replace(loading, switch_ns=9 * _MS)
     assert not any(turn.pause for turn in POLICY.plan([short, stream(2, waited_ms=10)], 0)), "a step takes longer"
     for front in (struct_replace(loading, turn_ns=None), struct_replace(loading, there=True)):
