@@ -322,7 +322,6 @@ class WorkList:
             self._take_over(batch, capacity_blocks(batch.sequences[0].spec))
         if goes_on and turn and turn.batch is batch:
             self.turn.switching, self.turn.started_ns, self.turn.begun = turn.switching, turn.started_ns, turn.begun
-            self.turn.waits = turn.waits
         elif paused and paused.batch is batch and not paused.used_up(now_ns):
             self.turn.started_ns, self.turn.begun = paused.started_ns, paused.begun
             self.turn.waits = paused.waits
