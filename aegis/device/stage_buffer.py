@@ -65,7 +65,7 @@ class StageBuffer:
         self._ring = memoryview((ctypes.c_char * self._region.nbytes).from_address(self._region.base)).cast("B")
         self._stream = device.stream("stage")
         self._submitted = 0
-        self._loads: dict[ModelId, _Load] = {}
+        self._loads: dict[ModelId, _Load] = {}  # those that may not be copied whole
         self._failures: SimpleQueue[LoadFailed] = SimpleQueue()
         self._tasks: SimpleQueue[tuple[_Load, int] | None] = SimpleQueue()
         self._booking = Lock()
@@ -81,6 +81,8 @@ class StageBuffer:
         reports errors before it."""
         nbytes = spec.manifest.image_bytes
         pieces = -(-nbytes // IMAGE_PIECE_BYTES)
+        done = self._stream.completed()
+        self._loads = {model: load for model, load in self._loads.items() if load.first + load.pieces > done}
         load = self._loads[spec.model] = _Load(spec, self._submitted, pieces, left=pieces)
         event = EventHandle(self._stream.word, self._submitted)
         for piece in range(pieces):
@@ -95,10 +97,10 @@ class StageBuffer:
 
     def abandon(self, model: ModelId) -> None:
         """The rest of the model's load need not be done; its event passes all the same, and soon."""
+        load = self._loads.pop(model, None)
+        if load is None:
+            return
         with self._booking:
-            load = self._loads.pop(model, None)
-            if load is None:
-                return
             load.wanted = False
         for chunk in range(max(load.first, self._stream.completed()), load.first + load.pieces):
             self._stream.abandon(EventHandle(self._stream.word, chunk + 1))
@@ -147,19 +149,13 @@ class StageBuffer:
     def _done(self, load: _Load, chunk: int) -> None:
         with self._booking:
             load.left -= 1
-            if not load.left:
-                self._finish(load)
+            if not load.left and load.file is not None:
+                load.file.close()
             self._read.add(chunk)
             while self._read_count in self._read:
                 self._read.remove(self._read_count)
                 self._read_count += 1
             self._words.store(self._word, self._read_count)
-
-    def _finish(self, load: _Load) -> None:
-        if load.file is not None:
-            load.file.close()
-        if self._loads.get(load.spec.model) is load:
-            del self._loads[load.spec.model]
 
     def _slot(self, chunk: int) -> int:
         return chunk % self._chunks * IMAGE_PIECE_BYTES

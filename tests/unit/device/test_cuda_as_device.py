@@ -31,6 +31,7 @@ from tests.unit.device.test_memory_executor import (  # noqa: F401
     test_what_a_process_finds_in_the_cache_changes_with_what_is_filled_in_later,
 )
 from tests.unit.device.test_stage_buffer import (  # noqa: F401
+    test_a_load_that_is_read_and_not_copied_is_abandoned_too,
     test_an_abandoned_load_stops_and_the_next_one_arrives,
     test_closing_in_the_middle_of_a_load_ends_at_once,
     test_images_of_any_size_arrive_whole,

@@ -129,6 +129,18 @@ def test_a_file_cut_while_it_is_read_is_told(stand: Stand, tmp_path: Path) -> No
     assert [failed.model for failed in stand.stage.failures()] == [spec.model]
 
 
+def test_a_load_that_is_read_and_not_copied_is_abandoned_too(stand: Stand, tmp_path: Path) -> None:
+    spec = weight_images.write(tmp_path, "one", 2 * PIECE)
+    stand.stage._stream.wait(EventHandle(3, 1))
+    ctypes.memset(stand.at(0), 0, 2 * PIECE)
+    event = stand.stage.load(spec, stand.at(0))
+    assert stand.words.wait(2, 2, timeout_ns=WAIT_NS)  # all of it has been read
+    stand.stage.abandon(spec.model)
+    stand.words.store(3, 1)
+    assert stand.arrives(event)
+    assert ctypes.string_at(stand.at(0), 2 * PIECE) == bytes(2 * PIECE)
+
+
 def test_an_abandoned_load_stops_and_the_next_one_arrives(stand: Stand, tmp_path: Path) -> None:
     dropped, wanted = (weight_images.write(tmp_path, name, 5 * PIECE) for name in ("dropped", "wanted"))
     stand.stage._stream.wait(EventHandle(3, 1))
