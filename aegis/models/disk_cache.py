@@ -150,6 +150,15 @@ class Hold:
             self._fd = -1
 
 
+def held(entry: Path) -> Hold | None:
+    """The entry stays, as far as this can be written down. Where the disk cannot be written to, nobody makes it leave;
+    else an image that has left is made again when it is loaded."""
+    try:
+        return Hold(entry)
+    except OSError:
+        return None
+
+
 def evict(entry: Path) -> bool:
     """Whether it left: an image as a whole, of a checkpoint what can be fetched again and is large."""
     with only_one(_held_file(entry)) as unheld, only_one(lock_file(entry)) as unlocked:

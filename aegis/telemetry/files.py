@@ -61,6 +61,8 @@ def write_bytes(file: Path, content: bytes) -> None:
 
 def read_bytes(file: Path) -> bytes:
     """Raises UserError."""
+    if file.is_char_device():  # which need not end
+        raise UserError(f"{file}: is a device, and no file")
     try:
         content = file.read_bytes()
         return gzip.decompress(content) if file.suffix == ".gz" else content

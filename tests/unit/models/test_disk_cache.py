@@ -12,7 +12,7 @@ import pytest
 
 from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
-from aegis.models.disk_cache import DiskCache, Hold, use
+from aegis.models.disk_cache import DiskCache, Hold, held, use
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -153,3 +153,12 @@ def test_what_leaves_while_it_is_counted_takes_no_room(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "stat", leaving)
     make_room(DiskCache(tmp_path, 4 * MIB), MIB)
     assert there(tmp_path) == {"a"}
+
+
+def test_what_cannot_be_held_is_used_all_the_same(tmp_path: Path) -> None:
+    entry = image(tmp_path, "a", 10)
+    hold = held(entry)
+    assert hold is not None
+    hold.release()
+    (tmp_path / "images" / ".b.held").mkdir()
+    assert held(tmp_path / "images" / "b") is None

@@ -66,5 +66,7 @@ def test_a_file_that_is_cut_off_or_missing_is_named(tmp_path: Path) -> None:
         read_spans(file)
     with pytest.raises(UserError, match="No such file"):
         read_spans(tmp_path / "none.jsonl")
+    with pytest.raises(UserError, match="/dev/zero: is a device"):
+        read_spans(Path("/dev/zero"))
     with pytest.raises(UserError, match="cannot write"):
         write(tmp_path / "no" / "s.jsonl", SPANS)
