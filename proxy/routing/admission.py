@@ -12,6 +12,8 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
     there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
     all come before who is new: it waits until there is time for all (2), and for all prefills.
+(5) Where streams want more than all of the time, and get their tokens, there is that much: batches go on side by side
+    (`decode.policies.companions`), or steps take less than was estimated. Two do less than twice the work of one.
 
 It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
 has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
@@ -47,6 +49,7 @@ from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
+MOST_TIME: Final = 2.0  # of that of one batch after the other
 _PPM: Final = 1_000_000
 
 
@@ -66,8 +69,9 @@ class Claim:
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
-def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
-    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them."""
+def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
+    """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. The instance
+    has so many times the `time` of one batch after the other."""
     density = own.density
     before = [claim for claim in others if claim.density >= density]
     together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
@@ -77,11 +81,11 @@ def wait_ns(own: Claim, others: Iterable[Claim]) -> int:
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
     alone = own.demand.load_ppm / _PPM
-    wanted, room = together.load_ppm / _PPM - alone, max(1 - alone, LEAST_SHARE)
+    wanted, room = together.load_ppm / _PPM - alone, max(time - alone, LEAST_SHARE)
     if wanted <= room:
-        return round(prefill_ns / max(1 - wanted, LEAST_SHARE))
+        return round(prefill_ns / max(time - wanted, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
-    return round(starts_ns + prefill_ns / max(1 - room, LEAST_SHARE))
+    return round(starts_ns + prefill_ns / max(time - room, LEAST_SHARE))
 
 
 def wait_behind_ns(own: Claim, others: Iterable[Claim], stretch: float) -> int:
@@ -197,6 +201,13 @@ class Admission:
         requests = sum([load.requests for load in self._decodes.own(instance)])
         return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))
 
+    def _time(self, instance: InstanceId, now_ns: int) -> float:
+        """How much of what its requests want the instance has been seen to do, if more than all of its time. Those that
+        wait for their first token have nothing yet."""
+        requests = sum([load.requests for load in self._decodes.own(instance)])
+        share = self._pace.share(instance, now_ns) * self._pace.streams(instance) / max(requests, 1)
+        return min(max(self._decodes.load_ppm(instance) / _PPM * share, 1.0), MOST_TIME)
+
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
             del self._more[key]
@@ -230,7 +241,9 @@ class Admission:
             prefill_ns = prefills.get(model, 0) + switch_ns + latency.prefill_ns(work.tokens)
         own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
         stretch = self._behind(instance, now_ns)
-        return wait_behind_ns(own, others, stretch) if stretch else wait_ns(own, others)
+        if stretch:
+            return wait_behind_ns(own, others, stretch)
+        return wait_ns(own, others, self._time(instance, now_ns))
 
     def _prefills_ns(
         self, instance: InstanceId, active: Container[ModelId], foreign: Iterable[ModelLoad]

@@ -105,6 +105,12 @@ def test_waits_are_finite_and_more_before_one_makes_none_shorter(own: Claim, oth
     assert wait_ns(own, [*others, more]) >= wait
 
 
+@given(CLAIMS, st.lists(CLAIMS, max_size=6), st.floats(1, 2), st.floats(1, 2))
+def test_more_time_makes_no_wait_longer(own: Claim, others: list[Claim], one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    assert wait_ns(own, others, more) <= wait_ns(own, others, less) <= wait_ns(own, others)
+
+
 @given(CLAIMS, st.lists(CLAIMS, max_size=6))
 def test_nobody_waits_for_those_that_make_fewer_tokens_on_time_a_second(own: Claim, others: list[Claim]) -> None:
     before = [other for other in others if other.density >= own.density]
@@ -352,3 +358,23 @@ def test_an_instance_where_nothing_is_behind_takes_who_would_go_there() -> None:
     pool.arrive(2, B)
     assert {load.instance: len(load.models) for load in pool.core.loads()} == {HERE: 1, THERE: 1}
     assert pool.late_ns(A, now_ns=3 * TTFT_NS) and pool.late_ns(B, now_ns=3 * TTFT_NS) is None
+
+
+@pytest.mark.parametrize(("streams_per_tbt", "taken"), [(1.25, True), (0.5, False)])
+def test_who_joins_streams_that_get_their_tokens_is_taken_whatever_they_want(
+    streams_per_tbt: float, *, taken: bool
+) -> None:
+    """Two models want six tenths of the time each, by the estimates."""
+    alone = Pool(HERE, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS))
+    alone.arrive(1, A)
+    tbt_ns = round(TBT_NS * alone.core.load_ppm()[HERE] / PPM / 0.6)
+    pool = Pool(HERE, slo=Slo(ttft_ns=100 * tbt_ns, tbt_ns=tbt_ns))
+    for request, model in enumerate((A, C, C), start=1):
+        pool.arrive(request, model)
+        pool.begin(request)
+    assert pool.core.load_ppm()[HERE] > 1.1 * PPM
+    every_ns = round(tbt_ns / streams_per_tbt)
+    for number in range(1, 300 * tbt_ns // every_ns):
+        for request in (1, 2, 3):
+            pool.stream(request, HERE, number, number * every_ns)
+    assert (pool.late_ns(A, tokens=1, now_ns=299 * tbt_ns) is None) == taken
