@@ -572,7 +572,7 @@ class DecodeCore:
         model = self._models.active = turn.batch.model
         self.ledger.weights.used(model)
         self.counters.switches += 1
-        done = turn.switching.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes)
+        done = turn.switching.done(now_ns, self.ledger.specs[model], self._change_times.steps_share)
         if not done.prefetched:
             self._step_times.latency[model].saw_switch(done.copy_ns)
         self._effects.send(done)

@@ -427,7 +427,7 @@ class PrefillCore:
         if switch:
             self._models.active = model
             self.counters.switches += 1
-            done = switch.done(now_ns, nbytes=self.ledger.specs[model].manifest.image_bytes)
+            done = switch.done(now_ns, self.ledger.specs[model])
             self._ordering.switched(done)
             self._effects.send(done)
 

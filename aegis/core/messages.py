@@ -509,6 +509,7 @@ class SwitchDone(Struct, frozen=True, tag=True):
     copy_ns: int
     kv_ns: int
     nbytes: int
+    steps_share: float = 1.0  # of the instance's time lately; more than all where two batches have steps at a time
 
     @property
     def duration_ns(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import SwitchDone
+from aegis.core.model import ModelSpec
 
 
 @dataclass(slots=True)
@@ -22,8 +23,8 @@ class Switching:
         if self.loaded_ns is None:
             self.loaded_ns = now_ns
 
-    def done(self, now_ns: int, *, nbytes: int) -> SwitchDone:
-        """The first step begins. `nbytes` is the size of the image."""
+    def done(self, now_ns: int, spec: ModelSpec, steps_share: float = 1.0) -> SwitchDone:
+        """The first step begins."""
         assert self.loaded_ns is not None
         copying_ns = self.wanted_ns if self.loading_ns is None else self.loading_ns
         return SwitchDone(
@@ -32,5 +33,6 @@ class Switching:
             make_room_ns=copying_ns - self.wanted_ns,
             copy_ns=self.loaded_ns - copying_ns,
             kv_ns=now_ns - self.loaded_ns,
-            nbytes=nbytes,
+            nbytes=spec.manifest.image_bytes,
+            steps_share=steps_share,
         )

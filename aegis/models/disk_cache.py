@@ -136,27 +136,20 @@ def use(entry: Path) -> None:
 
 
 class Hold:
-    """An entry that stays until `release`, or the end of this process."""
+    """An entry that stays until `release`, or the end of this process. Where the disk refuses to say so, it is used all
+    the same, and may have to be made or fetched again."""
 
     def __init__(self, entry: Path) -> None:
-        file = _held_file(entry)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        file, self._fd = _held_file(entry), -1
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
 
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def held(entry: Path) -> Hold | None:
-    """The entry stays, as far as this can be written down. Where the disk cannot be written to, nobody makes it leave;
-    else an image that has left is made again when it is loaded."""
-    try:
-        return Hold(entry)
-    except OSError:
-        return None
 
 
 def evict(entry: Path) -> bool:

@@ -22,7 +22,7 @@ from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, SetSlo, UnloadModel
 from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
-from aegis.models.disk_cache import held
+from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
 from aegis.models.text.text_model import TextModel
@@ -550,7 +550,7 @@ class Catalogue:
                 priority=source.priority,
                 limits=source.limits,
                 pace=source.pace,
-                hold=None if source.lazy else held(Path(spec.directory)),
+                hold=None if source.lazy else Hold(Path(spec.directory)),
             )
         self._wire.broadcast(AddModel(spec))
         if not self._wire.up:

@@ -61,9 +61,9 @@ def write_bytes(file: Path, content: bytes) -> None:
 
 def read_bytes(file: Path) -> bytes:
     """Raises UserError."""
-    if file.is_char_device():  # which need not end
-        raise UserError(f"{file}: is a device, and no file")
     try:
+        if file.is_char_device() or file.is_block_device():  # which need not end
+            raise UserError(f"{file}: is no regular file or pipe")
         content = file.read_bytes()
         return gzip.decompress(content) if file.suffix == ".gz" else content
     except (EOFError, zlib.error, gzip.BadGzipFile):

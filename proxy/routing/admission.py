@@ -12,8 +12,8 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
     there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
     all come before who is new: it waits until there is time for all (2), and for all prefills.
-(5) Where streams want more than all of the time, and get their tokens, there is that much: batches go on side by side
-    (`decode.policies.companions`), or steps take less than was estimated. Two do less than twice the work of one.
+(5) Where two batches go on at a time (`decode.policies.companions`), an instance has more time than one after the other
+    would have: as much as steps were seen to account for (`decode.step_times`).
 
 It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
 has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
@@ -49,7 +49,6 @@ from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
-MOST_TIME: Final = 2.0  # of that of one batch after the other
 _PPM: Final = 1_000_000
 
 
@@ -201,13 +200,6 @@ class Admission:
         requests = sum([load.requests for load in self._decodes.own(instance)])
         return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))
 
-    def _time(self, instance: InstanceId, now_ns: int) -> float:
-        """How much of what its requests want the instance has been seen to do, if more than all of its time. Those that
-        wait for their first token have nothing yet."""
-        requests = sum([load.requests for load in self._decodes.own(instance)])
-        share = self._pace.share(instance, now_ns) * self._pace.streams(instance) / max(requests, 1)
-        return min(max(self._decodes.load_ppm(instance) / _PPM * share, 1.0), MOST_TIME)
-
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
             del self._more[key]
@@ -243,7 +235,7 @@ class Admission:
         stretch = self._behind(instance, now_ns)
         if stretch:
             return wait_behind_ns(own, others, stretch)
-        return wait_ns(own, others, self._time(instance, now_ns))
+        return wait_ns(own, others, max(self._decodes.steps_share(instance), 1.0))
 
     def _prefills_ns(
         self, instance: InstanceId, active: Container[ModelId], foreign: Iterable[ModelLoad]

@@ -49,6 +49,7 @@ class _List:
     placed: dict[ModelId, int] = field(default_factory=dict)  # in order of use, and the bytes of its weights
     settled: dict[ModelId, None] = field(default_factory=dict)  # models whose last request went there
     active: ModelId | None = None
+    steps_share: float = 1.0
     last_token_ns: int = 0
 
 
@@ -117,6 +118,10 @@ class DecodeLists:
         """The running model, or the last to run, if there is one."""
         active = self._lists[instance].active
         return () if active is None else (active,)
+
+    def steps_share(self, instance: InstanceId) -> float:
+        """The part of its time for which steps of whole batches accounted, as it said last."""
+        return self._lists[instance].steps_share
 
     def tail(self, instance: InstanceId) -> Tail:
         known = self._lists[instance]
@@ -217,9 +222,10 @@ class DecodeLists:
         renew(self._by_pressure, known.pressure, None)
         self._repriced.pop(instance, None)
 
-    def switched(self, instance: InstanceId, model: ModelId | None) -> None:
-        """The instance runs `model` now."""
+    def switched(self, instance: InstanceId, model: ModelId | None, steps_share: float = 1.0) -> None:
+        """The instance runs `model` now, and steps of whole batches have accounted for that share of its time."""
         known = self._lists[instance]
+        known.steps_share = steps_share
         if known.active is not None:
             renew(self._active[known.active], instance, None)
         if model is not None:

@@ -98,16 +98,6 @@ class Pace:
         stretch = min(sum(paced.wanted), now) / made
         return stretch * (1 + coming / len(paced.streams)) if stretch > 1 else 0.0
 
-    def share(self, instance: InstanceId, now_ns: int) -> float:
-        """The tokens that came from there over those that were wanted, or are wanted now if that is more; 0 for less
-        than a window."""
-        paced = self._paced.get(instance)
-        if paced is None or not paced.streams:
-            return 0.0
-        paced.until(now_ns)
-        now = paced.rate * (now_ns - paced.window_ns + paced.length_ns)
-        return sum(paced.made) / max(sum(paced.wanted), now) if paced.wanted[0] else 0.0
-
     def streams(self, instance: InstanceId) -> int:
         paced = self._paced.get(instance)
         return len(paced.streams) if paced else 0

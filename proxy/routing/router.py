@@ -338,7 +338,7 @@ class Router:
         if instance in self._prefills:
             self._prefills.switched(instance, model)
         if instance in self._decodes:
-            self._decodes.switched(instance, model)
+            self._decodes.switched(instance, model, message.steps_share)
         if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
             self._prefills.reprice(model)
             self._decodes.reprice(model)

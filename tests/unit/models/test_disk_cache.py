@@ -12,7 +12,7 @@ import pytest
 
 from aegis.core.errors import ModelRefused
 from aegis.models.cache import locked
-from aegis.models.disk_cache import DiskCache, Hold, held, use
+from aegis.models.disk_cache import DiskCache, Hold, use
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -157,8 +157,7 @@ def test_what_leaves_while_it_is_counted_takes_no_room(tmp_path: Path, monkeypat
 
 def test_what_cannot_be_held_is_used_all_the_same(tmp_path: Path) -> None:
     entry = image(tmp_path, "a", 10)
-    hold = held(entry)
-    assert hold is not None
-    hold.release()
-    (tmp_path / "images" / ".b.held").mkdir()
-    assert held(tmp_path / "images" / "b") is None
+    entry.with_name(".a.held").unlink()
+    entry.with_name(".a.held").mkdir()
+    Hold(entry).release()
+    assert there(tmp_path) == {"a"}

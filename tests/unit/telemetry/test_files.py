@@ -66,7 +66,9 @@ def test_a_file_that_is_cut_off_or_missing_is_named(tmp_path: Path) -> None:
         read_spans(file)
     with pytest.raises(UserError, match="No such file"):
         read_spans(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="/dev/zero: is a device"):
+    with pytest.raises(UserError, match="/dev/zero: is no regular file"):
         read_spans(Path("/dev/zero"))
+    with pytest.raises(UserError, match="name too long"):
+        read_spans(tmp_path / ("a" * 300))
     with pytest.raises(UserError, match="cannot write"):
         write(tmp_path / "no" / "s.jsonl", SPANS)

@@ -74,17 +74,3 @@ def test_less_than_a_window_tells_nothing() -> None:
     pace.tokens(HERE, RequestId(1), 1, SLO, 0)
     assert pace.stretch(HERE, SLO.ttft_ns - 1, coming=1) == 0
     assert pace.stretch(HERE, SLO.ttft_ns + SLO.tbt_ns) > 10
-
-
-def test_the_share_is_of_what_was_wanted_and_of_what_is_wanted_now() -> None:
-    assert Pace().share(HERE, LONG_NS) == 0
-    for times in (0.5, 1, 4):
-        pace = paced(round(times * SLO.tbt_ns), 1, 2)
-        assert pace.share(HERE, LONG_NS) == pytest.approx(1 / times, rel=0.2)
-    before = pace.share(HERE, LONG_NS)
-    for request in range(3, 9):
-        pace.tokens(HERE, RequestId(request), 1, SLO, LONG_NS)
-    assert pace.share(HERE, LONG_NS) < before / 2, "four times as many want four times as much"
-    young = Pace()
-    young.tokens(HERE, RequestId(1), 1, SLO, 0)
-    assert young.share(HERE, SLO.ttft_ns - 1) == 0, "the tokens of a first run come at its end"
