@@ -59,6 +59,12 @@ def test_nobody_is_shed_while_there_is_time_for_all() -> None:
     assert len(shed(*(batch(number, step_ms=34) for number in range(3)))) == 1
 
 
+def test_two_batches_at_a_time_have_more_than_all_of_the_time() -> None:
+    for share, count in ((1.4, 0), (1.3, 1), (0.5, 2)):
+        four = [structs.replace(batch(number, step_ms=34), steps_share=share) for number in range(4)]
+        assert len(shed(*four)) == count, share
+
+
 @pytest.mark.parametrize(
     "costly",
     [
