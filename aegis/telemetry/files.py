@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from aegis.config.paths import refuse_device
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.telemetry.records import Record
@@ -62,8 +63,7 @@ def write_bytes(file: Path, content: bytes) -> None:
 def read_bytes(file: Path) -> bytes:
     """Raises UserError."""
     try:
-        if file.is_char_device() or file.is_block_device():  # which need not end
-            raise UserError(f"{file}: is no regular file or pipe")
+        refuse_device(file)
         content = file.read_bytes()
         return gzip.decompress(content) if file.suffix == ".gz" else content
     except (EOFError, zlib.error, gzip.BadGzipFile):
