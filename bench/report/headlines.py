@@ -91,7 +91,7 @@ _ROWS = (_cells, _overload, _live, _gaps, _decoding, _switch, _proxy)
 def _best(found: Result) -> str:
     names = [each["contender"].split()[0].rstrip(",") for cell in found["cells"] for each in cell["contenders"]]
     rivals = sorted({f"`{name}`" for name in names} - {f"`{OURS}`"})
-    return f"the best of {', '.join(rivals)} in each, tuned"
+    return f"the best measured in each, tuned, of {', '.join(rivals)}"
 
 
 def _ahead(ratios: Iterable[float]) -> str:

@@ -16,7 +16,7 @@ def test_what_has_a_result_has_a_row(tmp_path: Path) -> None:
     (tmp_path / "proxy.json").write_text(json.dumps({"aegis_rounds": rounds, "litellm_rounds": rounds[:1]}))
     assert headlines(tmp_path).splitlines()[2:] == [
         "| models that 16 GPUs serve with 90 % of tokens on time, in 3 markets, simulated "
-        "| 1.25 to 2.00 × as many, 1.50 × in the median | the best of `a`, `b`, `c` in each, tuned |",
+        "| 1.25 to 2.00 × as many, 1.50 × in the median | the best measured in each, tuned, of `a`, `b`, `c` |",
         "| what the proxy adds to a request, median | 2.0 ms | LiteLLM 3.0 ms |",
     ]
 
