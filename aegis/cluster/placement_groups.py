@@ -15,6 +15,8 @@ from aegis.core.ids import InstanceId
 
 _PLACED_S = 30.0
 _ASKED_AGAIN_S = 0.25
+_TIMEOUTS_MAX = 4
+"""Of a node that Ray does not take for lost, which it does within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,23 @@ class PlacementGroups:
 
     async def node(self, instance: InstanceId) -> tuple[str, list[int]]:
         """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node, or
-        that says nothing. Raises UserError."""
+        that is lost. Raises UserError, also where the node says nothing."""
+        timeouts = 0
         while True:
             node = await asyncio.to_thread(self._node, instance)
-            gpus = await asyncio.to_thread(self._gpus, instance) if node else None
+            try:
+                gpus = await asyncio.to_thread(self._gpus, instance) if node else None
+            except TimeoutError:
+                gpus, timeouts = None, timeouts + 1
             if node and gpus is not None:
                 return node, gpus
+            if not node:
+                timeouts = 0
+            if timeouts == _TIMEOUTS_MAX:
+                raise UserError(
+                    f"a node of the Ray cluster has not said within {timeouts * _PLACED_S:.0f} s which GPUs "
+                    f"{instance} has there; `ray status` and Ray's logs on node {node} say why"
+                )
             await asyncio.sleep(_ASKED_AGAIN_S)
 
     async def release(self) -> None:
@@ -94,7 +107,7 @@ class PlacementGroups:
 
     def _gpus(self, instance: InstanceId) -> list[int] | None:
         """A task that asks for all of a bundle's GPUs gets these, and no other process does while the bundle is
-        ours. None if its node is lost, which Ray may not have noticed yet."""
+        ours. None if its node is lost, which Ray may not have noticed yet. Raises TimeoutError, UserError."""
         if "GPU" not in self._need:
             return []
         import ray
@@ -107,6 +120,8 @@ class PlacementGroups:
             given: list[int] = ray.get(task.remote(), timeout=_PLACED_S)
         except ray.exceptions.RayTaskError as error:
             raise not_run_there(error) from None
+        except ray.exceptions.GetTimeoutError:
+            raise TimeoutError from None
         except ray.exceptions.RayError:
             return None
         return given

@@ -59,10 +59,12 @@ class KvPressureRatio:
 
 
 def _mean(view: PlacementView) -> float:
-    """The ratio of all devices together, each model being on one of them."""
+    """The ratio of all devices together, each model being on one of them, or on one group of ranks."""
     memory = {device: each.memory_bytes for each in view.instances.values() for device in each.devices}
-    free = sum(memory.values()) - sum([model.weight_bytes for model in view.models.values() if model.tokens_per_s])
-    return sum([_rate(model) for model in view.models.values()]) / free if free > 0 else _FULL
+    ranks = max([len(each.devices) for each in view.instances.values()], default=1)
+    weights = sum([model.weight_bytes for model in view.models.values() if model.tokens_per_s])
+    free = sum(memory.values()) - ranks * weights
+    return ranks * sum([_rate(model) for model in view.models.values()]) / free if free > 0 else _FULL
 
 
 def _rate(model: ModelView) -> float:

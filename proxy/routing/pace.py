@@ -32,10 +32,15 @@ class _Paced:
         if not self.streams:
             self.length_ns, self.since_ns, self.window_ns = slo.ttft_ns, now_ns, now_ns
             self.wanted, self.made, self.rate = [0.0, 0.0], [0, 0], 0.0
+        self.wants(request, slo, now_ns)
+
+    def wants(self, request: RequestId, slo: Slo, now_ns: int) -> None:
+        """From now on it wants a token every TBT."""
         self.until(now_ns)
         self.length_ns = min(self.length_ns, slo.ttft_ns)
-        rate = self.streams[request] = 1 / slo.tbt_ns
-        self.rate += rate
+        rate = 1 / slo.tbt_ns
+        self.rate += rate - self.streams.get(request, 0.0)
+        self.streams[request] = rate
 
     def until(self, now_ns: int) -> None:
         """Counts what was wanted."""
@@ -66,8 +71,11 @@ class Pace:
     def tokens(self, instance: InstanceId, request: RequestId, count: int, slo: Slo, now_ns: int) -> None:
         """They came from there; the first ones begin a stream."""
         paced = self._paced[instance]
-        if request not in paced.streams:
+        rate = paced.streams.get(request)
+        if rate is None:
             paced.begin(request, slo, now_ns)
+        elif rate != 1 / slo.tbt_ns:  # its model has other SLOs by now
+            paced.wants(request, slo, now_ns)
         elif now_ns - paced.window_ns >= paced.length_ns:
             paced.until(now_ns)
         paced.made[1] += count

@@ -89,6 +89,15 @@ def test_a_node_that_is_lost_before_it_says_its_gpus_is_waited_for(answers: list
     assert node_of_instance() == ("a-node", [3])
 
 
+def test_a_node_that_never_says_its_gpus_is_not_asked_for_ever(answers: list[Any]) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    answers += [GetTimeoutError()] * 9
+    with pytest.raises(UserError, match=r"not said within 120 s which GPUs mixed-0 has .* on node a-node say why"):
+        node_of_instance()
+    assert len(answers) == 5
+
+
 def test_a_node_without_aegis_says_so(answers: list[Any]) -> None:
     from ray.exceptions import RayTaskError
 

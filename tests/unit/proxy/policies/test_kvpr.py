@@ -84,6 +84,15 @@ def test_of_a_group_of_ranks_the_most_pressed_device_counts() -> None:
 RATES = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
 
 
+@given(RATES, st.integers(1, 4), st.data())
+def test_groups_of_ranks_are_placed_on_like_devices(rates: list[int], count: int, data: st.DataObject) -> None:
+    """Each rank has as much of everything as the device of an instance without others."""
+    places = data.draw(st.lists(st.integers(0, count - 1), min_size=len(rates), max_size=len(rates)))
+    models = [model(n, r, weights=50, home=home) for n, (r, home) in enumerate(zip(rates, places, strict=True))]
+    groups = [instance(n, 2 * n, 2 * n + 1) for n in range(count)]
+    assert placed(groups, models, 0.5) == placed([instance(n) for n in range(count)], models, 0.5)
+
+
 @given(RATES, st.integers(1, 5), st.data())
 def test_placing_again_under_the_same_loads_changes_nothing(rates: list[int], count: int, data: st.DataObject) -> None:
     """With a threshold, which keeps equals apart."""

@@ -36,6 +36,19 @@ def test_those_who_wait_for_a_first_token_want_as_much() -> None:
     assert paced(SLO.tbt_ns // 2, 1).stretch(HERE, LONG_NS, coming=9) == 0
 
 
+def test_streams_want_what_their_model_is_set_to_while_they_are_there() -> None:
+    tight = Slo(ttft_ns=SLO.ttft_ns, tbt_ns=SLO.tbt_ns // 4)
+    pace, until_ns = paced(SLO.tbt_ns // 2, 1, 2), 2 * LONG_NS
+    assert pace.stretch(HERE, LONG_NS) == 0
+    for now_ns in range(LONG_NS, until_ns + 1, SLO.tbt_ns // 2):
+        for request in (1, 2):
+            pace.tokens(HERE, RequestId(request), 1, tight, now_ns)
+    assert pace.stretch(HERE, until_ns) == pytest.approx(2, rel=0.2)
+    for request in (1, 2):
+        pace.left(HERE, RequestId(request), until_ns)
+    assert pace.stretch(HERE, until_ns) == 0
+
+
 def test_streams_that_have_just_begun_are_not_behind() -> None:
     pace = paced(SLO.tbt_ns // 2, 1)
     for request in range(2, 40):
