@@ -513,18 +513,18 @@ class DecodeCore:
 
     def _try_pause(self, turn: RunningTurn, now_ns: int) -> bool:
         """A pause takes what is there: for it nothing is brought in, and nothing leaves."""
-        batch = turn.batch
+        batch, fits = turn.batch, False
         if self.ledger.weights.is_resident(batch.model):
             turn.loaded(now_ns)
-            prefills = turn.prefills_next and not self._work.beside
-            if prefills and self._eviction.fits(batch.next_waiting()) and self._begin_prefill(turn, now_ns, ()):
+            fits = turn.prefills_next and self._eviction.fits(batch.next_waiting())
+            if fits and not self._work.beside and self._begin_prefill(turn, now_ns, ()):
                 return False
             ready = [s for s in self._there(batch) if self._eviction.fits(s) and self._eviction.grow(s)]
             if ready and turn.decodes:
                 self._second.takes(batch, ready, now_ns)  # the prompt that they interrupt may go on beside them
                 self._begin_decode(turn, ready, now_ns)
                 return False
-        self._work.give_up_pause(now_ns, now_ns + self.ledger.specs[batch.model].slo.gap_ns)
+        self._work.give_up_pause(now_ns, now_ns + self.ledger.specs[batch.model].slo.gap_ns, fits=fits)
         return True
 
     def _stuck(self, turn: RunningTurn) -> bool:

@@ -136,6 +136,7 @@ class WorkList:
         "_places",
         "_policy",
         "_round",
+        "_stuck_beside",
         "_upcoming",
         "batches",
         "beside",
@@ -167,6 +168,7 @@ class WorkList:
         self.stepping: tuple[Sequence, ...] = ()  # in the run under way, or about to begin
         self.under_way = False  # the run has begun: its blocks are not to be touched
         self.beside: tuple[Sequence, ...] = ()  # in the run under way on the second lane
+        self._stuck_beside: list[Batch] = []  # for which it left no pause
 
     def join(self, sequence: Sequence, capacity_blocks: int) -> None:
         """(1) The first batch of the same model with room; (2) a new one at the end of the list."""
@@ -276,6 +278,9 @@ class WorkList:
     def end_beside(self) -> tuple[Sequence, ...]:
         """The sequences of the run on the second lane, which has ended."""
         ended, self.beside = self.beside, ()
+        for batch in self._stuck_beside:
+            batch.stuck_until_ns, self._is_stale = 0, True
+        self._stuck_beside.clear()
         for sequence in ended:
             if not sequence.dropped:
                 batch = next(b for b in self.batches if sequence in b.sequences)
@@ -356,11 +361,15 @@ class WorkList:
         had = batch.batch in self._had_pause and not (holder and holder.waits)
         return had or now_ns < batch.stuck_until_ns
 
-    def give_up_pause(self, now_ns: int, until_ns: int) -> None:
-        """Ends a pause in which nothing can be run. There is none for its batch until then. If others were run before
-        it, the change to the turn that goes on is timed from now on."""
+    def give_up_pause(self, now_ns: int, until_ns: int, *, fits: bool) -> None:
+        """Ends a pause in which nothing can be run. There is none for its batch until then; if its prompt `fits`, until
+        the run on the second lane is over, which was in its way. If others were run before it, the change to the turn
+        that goes on is timed from now on."""
         assert self.turn is not None and self.turn.pause
-        self.turn.batch.stuck_until_ns = until_ns
+        batch = self.turn.batch
+        batch.stuck_until_ns = until_ns
+        if fits and self.beside:
+            self._stuck_beside.append(batch)
         self.turn, self._paused = self._paused, None
         if self.turn and self._had_pause:
             self.turn.switching = Switching(self.turn.batch.model, now_ns)

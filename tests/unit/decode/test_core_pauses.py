@@ -44,7 +44,7 @@ class PausingOnLanes(Pausing):
     beside_at_all = False
 
     def beside(self, lanes: LanesView, now_ns: int) -> LaneChoice | None:
-        (companion,) = lanes.companions
+        companion = next(each for each in lanes.companions if each.batch.batch == 2)
         shares = companion.divisions[0].shares
         return LaneChoice(companion.batch.batch, True, shares, 1) if self.beside_at_all else None
 
@@ -81,6 +81,27 @@ def test_a_prompt_goes_on_beside_the_stream_that_it_pauses_for() -> None:
     driven.on(Stepped((), 1_000_000, lane=1))
     driven.stepped(2)
     assert [request for request, _, _ in prefills(driven)] == [2]
+
+
+def test_a_prompt_whose_pause_the_second_lane_leaves_no_room_for_comes_once_that_is_idle() -> None:
+    """It lacked no memory, for which it would wait for as long as a stream may stand still."""
+    policy = PausingOnLanes()
+    core = DecodeCore(InstanceId("mixed-0"), ledger(ROOM), policy, Hardware(), lanes=LaneOffers(((250, 750),)))
+    driven = _begun(Driven(core, (A, B, C), slabs=64), policy)
+    policy.front = 3
+    take(driven, 3, C)
+    piece_ran(driven)
+    settle(driven)
+    policy.beside_at_all = True
+    driven.stepped(2)
+    assert [(run.lane, run.model) for run in driven.asked(Run)] == [(0, C.model), (1, B.model)]
+    driven.on(Submit(make_job(4, A, prompt=10)))
+    policy.pauses, policy.beside_at_all = [Turn(1, 1, decodes=False, pause=True)], False
+    driven.stepped(2)
+    assert running(driven) == [3]
+    driven.on(Stepped((), 1_000_000, lane=1))
+    driven.stepped(2)
+    assert prefills(driven) == [(4, 0, 10)]
 
 
 def prefills(driven: Driven[DecodeCore]) -> list[tuple[int, int, int]]:
