@@ -65,6 +65,14 @@ class _Watched:
         return worked and now_s - self._moved_s < STEP_S_MAX
 
 
+def _processor_s(clock: int) -> float | None:
+    """The processor time of a thread; None: the thread has ended."""
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return None
+
+
 class Progress:
     """A number that grows while the main loop gets on, and each lane that runs something: a loop that still answers is
     of no use to the requests of a lane that hangs."""
@@ -91,7 +99,7 @@ class Progress:
 
     def now(self) -> int:
         lanes = self._loop_progress.lanes  # read once: the main loop may divide the device at any time
-        used = [(lane, time.clock_gettime(lane.clock)) for lane in lanes]
+        used = [(lane, used_s) for lane in lanes if (used_s := _processor_s(lane.clock)) is not None]
         return self.value(time.monotonic(), time.process_time(), used)
 
     def lanes_ns(self) -> tuple[int, ...]:

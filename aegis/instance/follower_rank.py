@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
+import torch
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.effects import Bind, Unbind
@@ -56,7 +57,10 @@ class NoSampler(Sampler):
     def prompt_logprobs(self, request: RequestId, logits: object, prompt: Sequence[int]) -> tuple[Token, ...]:
         return ()
 
-    def sample(self, requests: Sequence[RequestId], logits: object) -> list[Token]:
+    def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
+        """Once they are there: nothing else waits for what reads the weights, which the next command may unmap."""
+        if logits.is_cuda:
+            torch.cuda.current_stream(logits.device).synchronize()
         return [Token(0)] * len(requests)
 
 

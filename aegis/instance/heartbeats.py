@@ -64,7 +64,8 @@ class HeartbeatAgent:
 
     def close(self) -> None:
         """Says that it has stopped, if the broker is there."""
-        self._loop.call_soon_threadsafe(self._stop)
+        with contextlib.suppress(RuntimeError):  # the loop is closed where a failure has ended the thread
+            self._loop.call_soon_threadsafe(self._stop)
         self._thread.join(_CLOSING_S)
 
     # --- the thread ---------------------------------------------------------------------------------------------------

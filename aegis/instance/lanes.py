@@ -237,6 +237,7 @@ class Lanes:
 
     def close(self) -> None:
         """Waits for the steps under way."""
+        self._progress.lanes = ()
         for lanes in self._threads.values():
             for lane in lanes:
                 lane.close()

@@ -51,7 +51,7 @@ class ProcessGroup:
         other group, ever. Raises RuntimeError if they do not come."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo",
+            "nccl" if torch.device(device).type == "cuda" else "gloo",
             init_method=f"file://{rendezvous}",
             rank=rank,
             world_size=size,

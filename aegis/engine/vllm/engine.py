@@ -111,6 +111,8 @@ class VllmEngine(SamplingEngine):
         else:
             states = attending.hidden(batch)
             logits = attending.logits(states[batch.starts[1:].long()[asked] - 1]) if asked else states
+            if not asked and logits.is_cuda:
+                torch.cuda.current_stream(self._device).synchronize()  # nothing else waits for the KV that was written
         sampled: list[Sampled | None] = [None] * len(rows)
         tokens = self._sampler.sample([ordered[place].request for place in asked], logits) if asked else ()
         for place, token in zip(asked, tokens, strict=True):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 from aegis.control.progress import STEP_S_MAX, LaneProgress, LoopProgress, Progress
@@ -61,6 +62,21 @@ def test_a_run_that_waits_for_ever_hangs_though_the_main_loop_turns() -> None:
     values, loop_progress = looked_at(began_s=0.0, steps=[1] * 4, used_s=[0.1] * 4)
     assert values == [1, 1, 1, 1]
     assert loop_progress.hangs
+
+
+def test_a_lane_whose_thread_has_ended_is_passed_over() -> None:
+    """An instance ends its lanes' threads while heartbeats go on."""
+    loop_progress, ended = LoopProgress(), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    assert thread.ident is not None
+    lane = LaneProgress(time.pthread_getcpuclockid(thread.ident))
+    lane.began_s, loop_progress.lanes = 0.0, (lane,)
+    ended.set()
+    thread.join()
+    progress = Progress(loop_progress)
+    assert progress.now() == 1
+    assert not loop_progress.hangs
 
 
 def test_a_lane_without_a_run_does_not_hang() -> None:

@@ -279,6 +279,14 @@ def test_heartbeats_know_what_runs(stand: Stand, engine: Gated) -> None:
     assert not stand.loop_progress.hangs
 
 
+def test_heartbeats_know_of_no_lane_whose_thread_is_to_end(words: SharedWords, engine: Gated) -> None:
+    stand = Stand(words, engine)
+    stand.lanes.divide(HALVES)
+    assert stand.loop_progress.lanes
+    stand.close()
+    assert not stand.loop_progress.lanes
+
+
 def test_spans_say_which_lane_and_what_share(stand: Stand, engine: Gated) -> None:
     stand.lanes.begin(decodes(1, lane=0, steps=2))
     stand.lanes.begin(prompt(2, lane=1))
