@@ -183,11 +183,11 @@ class Pressure(NamedTuple):
 
 class Weights(NamedTuple):
     """The weights of a model on a decode instance, as far as the proxy can know: those of the models that were asked
-    for last are there, as many as fit beside KV. `lacking_ppm` is the part of what requests and all models at home
-    there want of its memory, with this model, that it has not."""
+    for last are there, as many as fit beside KV. It `fits` if what requests and all models at home there want of its
+    memory, with this model, is no more than all."""
 
     there: bool
-    lacking_ppm: int
+    fits: bool
 
 
 class Length(NamedTuple):

@@ -3,8 +3,9 @@
 The home is the instance of the last request of its model, unless the instance under the least pressure is better off by
 `migrate_share` of its time; if no request of the model is left there, unless another instance is better off at all. The
 same holds if its batches there have no room: they run on several instances rather than wait for each other's turns on
-one. To the pressure of an instance counts the load of the model there, unless its weights should be there, and the
-loads of those for whom there is no room then: of a load that takes the part p of the TTFT p².
+one. To the pressure of an instance, its home too, counts a load of the model there, unless its weights should be there,
+and another one where there is no room for all weights: they leave and come back whole, however little is lacking. A
+load that takes the part p of the TTFT counts p².
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
 
 
 def _loads_ppm(model: ModelId, lists: DecodeView, instance: InstanceId) -> int:
-    """What a load of its weights costs a first token there, unless they are there."""
-    return 0 if lists.weights(model, instance).there else _load_ppm(model, lists)
+    """What loads cost a first token there: that of its weights, unless they are there, and that of others'."""
+    there, fits = lists.weights(model, instance)
+    return (2 - there - fits) * _load_ppm(model, lists)
 
 
 def _load_ppm(model: ModelId, lists: DecodeView) -> int:
@@ -72,15 +74,14 @@ def _load_ppm(model: ModelId, lists: DecodeView) -> int:
 
 
 def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None) -> Pressure:
-    """Of the instances but the home the one under the least pressure when the model comes to it: its weights have to be
-    loaded, and where there is no room for them beside others', a part of those has to be loaded again."""
+    """Of the instances but the home the one under the least pressure when the model comes to it."""
     load_ppm, best = _load_ppm(model, lists), lists.by_pressure[0]
     best_ppm: int | None = None
     for each in lists.by_pressure:
         if best_ppm is not None and each.load_ppm >= best_ppm:
             break
-        there, lacking_ppm = lists.weights(model, each.instance)
-        cost_ppm = each.load_ppm + (0 if there else load_ppm) + load_ppm * lacking_ppm // _PPM
+        there, fits = lists.weights(model, each.instance)
+        cost_ppm = each.load_ppm + (2 - there - fits) * load_ppm
         if each.instance != home and (best_ppm is None or cost_ppm < best_ppm):
             best, best_ppm = each, cost_ppm
     return best._replace(load_ppm=best.load_ppm if best_ppm is None else best_ppm)

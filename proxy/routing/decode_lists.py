@@ -168,7 +168,7 @@ class DecodeLists:
                 there = other == model and used_ppm <= _PPM
                 if there or used_ppm > _PPM:
                     break
-        return Weights(there, _PPM * max(wanted_ppm - _PPM, 0) // max(wanted_ppm, 1))
+        return Weights(there, wanted_ppm <= _PPM)
 
     def placed_models(self, instance: InstanceId) -> PlacedModels:
         known = self._lists[instance]

@@ -10,7 +10,7 @@ from decode.policies.least_slack import LeastSlack
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import Demand
 
-A, B, C, D = (ModelId(name) for name in "abcd")
+A, B, C, D, E = (ModelId(name) for name in "abcde")
 X, Y = InstanceId("x"), InstanceId("y")
 POLICY = LeastSlack()
 GB = 10**9
@@ -22,7 +22,7 @@ def lists(load_ppm: int) -> DecodeLists:
     def demand(model: ModelId, tokens: int) -> Demand:
         return Demand(10_000 * tokens, load_ppm, 400_000)
 
-    models = (A, B, C, D)
+    models = (A, B, C, D, E)
     made = DecodeLists(dict.fromkeys(models, 1000), dict.fromkeys(models, 4 * GB), demand)
     made.up(X)
     made.up(Y)
@@ -62,6 +62,20 @@ def test_weights_that_had_to_leave_keep_no_model_at_home() -> None:
     requests.asked(X, C, goes=False)
     assert not made.weights(A, X).there and made.weights(B, X).there
     assert POLICY.place(Work(A, 10), made) == Y
+
+
+def test_a_model_leaves_a_home_that_has_no_room_for_all_if_another_instance_has() -> None:
+    """Its weights are there, but others' come back beside them."""
+    made = lists(2_000_000)
+    requests = Requests(made)
+    for model in (A, B, C):
+        requests.asked(X, model)
+    requests.asked(X, C, goes=False)
+    assert made.weights(B, X) == Weights(there=True, fits=False)
+    assert POLICY.place(Work(B, 10), made) == Y
+    requests.asked(Y, D)
+    requests.asked(Y, E)
+    assert made.weights(B, Y) == Weights(there=False, fits=False)
     assert POLICY.place(Work(B, 10), made) == X
 
 
@@ -71,7 +85,8 @@ def test_a_new_model_goes_where_its_weights_have_room() -> None:
     requests.asked(X, A)
     requests.asked(X, B)
     requests.asked(Y, C, goes=False)
-    assert made.weights(D, X) == Weights(False, 166_666) and made.weights(D, Y) == Weights(False, 0)
+    assert made.weights(D, X) == Weights(there=False, fits=False)
+    assert made.weights(D, Y) == Weights(there=False, fits=True)
     assert POLICY.place(Work(D, 10), made) == Y, "though it is busy"
 
 
@@ -81,7 +96,7 @@ def test_a_model_that_went_elsewhere_wants_no_room_at_its_old_home() -> None:
     requests.asked(X, A)
     requests.asked(X, B)
     requests.asked(Y, A)
-    assert made.weights(D, X).lacking_ppm == 0
+    assert made.weights(D, X).fits
     made.forget(B)
     made.down(Y)
-    assert made.weights(D, X).lacking_ppm == 0 and made.home(A) is None
+    assert made.weights(D, X).fits and made.home(A) is None
