@@ -136,10 +136,12 @@ class HandOvers:
             self._send(KvReleased(request, attempt, event.kv))
 
     def load_failed(self, model: ModelId) -> None:
+        """The next question begins a load again."""
         while model in self._expected:
             self._expected.remove(model)
             self._eviction.expected.discard(model)
             self._send(BroughtIn(model, there=False))
+        self._tried.discard(model)
 
     # --- sequences ----------------------------------------------------------------------------------------------------
 

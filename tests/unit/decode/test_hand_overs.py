@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from aegis.core.effects import EndRun, Run, Untrack
+from aegis.core.events import LoadFailed
 from aegis.core.ids import RequestId
 from aegis.core.messages import (
     Adopt,
@@ -267,6 +268,18 @@ def test_one_that_had_to_make_way_is_not_brought_in_again() -> None:
     driven.core.ledger.drain()
     driven.complete(PREFETCH)
     assert driven.said(BroughtIn, driven.effects) == [BroughtIn(B.model, there=False)] and driven.loads == [B.model]
+
+
+def test_one_whose_load_failed_is_brought_in_by_the_next_question() -> None:
+    driven = decode(A, B, pages=TWO_MODELS_FIT)
+    driven.on(BringIn(B.model))
+    driven.on(LoadFailed(B.model, "why"))
+    assert driven.said(BroughtIn) == [BroughtIn(B.model, there=False)]
+    driven.complete(PREFETCH)
+    driven.on(BringIn(B.model))
+    assert driven.loads == [B.model, B.model] and not driven.said(BroughtIn)
+    driven.complete(PREFETCH)
+    assert driven.said(BroughtIn) == [BroughtIn(B.model, there=True)]
 
 
 def test_a_model_that_is_removed_meanwhile_is_not_there() -> None:
