@@ -302,8 +302,7 @@ class Router:
             case SwitchDone():
                 self._switched(instance, message)
             case StepsTook(model, context_tokens, rows, step_ns):
-                latency = self._latency.get(model)
-                if latency and latency.saw_decode(context_tokens, step_ns, rows):
+                if (latency := self._latency.get(model)) and latency.saw_decode(context_tokens, step_ns, rows):
                     self._decodes.reprice(model)
             case KvReleased():
                 self._released(message)
@@ -335,10 +334,11 @@ class Router:
 
     def _switched(self, instance: InstanceId, message: SwitchDone) -> None:
         model, latency = message.model, self._latency.get(message.model)
+        known = model if latency else None  # it may have been removed meanwhile
         if instance in self._prefills:
-            self._prefills.switched(instance, model)
+            self._prefills.switched(instance, known)
         if instance in self._decodes:
-            self._decodes.switched(instance, model, message.steps_share)
+            self._decodes.switched(instance, known, message.steps_share)
         if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
             self._prefills.reprice(model)
             self._decodes.reprice(model)

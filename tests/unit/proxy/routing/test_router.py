@@ -236,6 +236,17 @@ def test_requests_of_a_removed_model_fail_and_others_go_on() -> None:
     assert proxy.sent(Submit)
 
 
+def test_an_instance_that_has_changed_to_a_removed_model_runs_none_that_is_known() -> None:
+    """It says so late: a model of that name that comes later is another one."""
+    proxy = Proxy(P0, D0)
+    for instance in (P0, D0):
+        proxy.heard(instance, SwitchDone(OTHER.model, True, 0, 0, 0, 0))
+    proxy.tell(ModelRemoved(SPEC.model))
+    for instance, lists in ((P0, proxy.core._prefills), (D0, proxy.core._decodes)):
+        proxy.heard(instance, SwitchDone(SPEC.model, True, 0, 0, 0, 0))
+        assert not lists.active_on(SPEC.model) and not lists.active_on(OTHER.model)
+
+
 def test_requests_of_a_model_that_is_away_wait_until_it_is_back() -> None:
     """What is with an instance goes on there, unless that gives it up."""
     proxy = Proxy(P0, D0)
