@@ -76,6 +76,11 @@ class Balloon:
         return self._held
 
     @property
+    def staying(self) -> int:
+        """Pages held that nobody has asked for."""
+        return self._held - self.leaving - (self._pending.pages if self._pending else 0)
+
+    @property
     def owes(self) -> bool:
         """Whether pages are to be given back by a deadline."""
         return self._pending is not None
@@ -139,7 +144,7 @@ class Balloon:
         if message.gentle:
             self._withdraw()
             free = self._pool.free - self.short  # owed pages go first
-            count = max(min(free, message.pages, self._held - message.keep), 0)
+            count = max(min(free, message.pages, self.staying - message.keep), 0)
             self._leave(message.number, *self._pool.deflate(count))
             return
         assert self._pending is None and message.pages <= self._held

@@ -54,7 +54,7 @@ class WeightEviction:
         balloon = self._ledger.balloon
         if asked.gentle:
             for at in range(len(idle)):
-                if self._ledger.pool.free >= min(asked.pages, balloon.held - asked.keep):
+                if self._ledger.pool.free >= min(asked.pages, balloon.staying - asked.keep):
                     break
                 self.evict(idle, at, None)
         balloon.take_back(asked, now_ns)

@@ -144,6 +144,23 @@ def test_a_trim_leaves_what_is_owed() -> None:
     assert not held.balloon.owes and held.balloon.held == 1
 
 
+def test_two_trims_at_a_time_leave_what_is_to_be_kept() -> None:
+    held = Held(8)
+    held.pool.give("m", held.use(8))
+    held.trim(1, 8, keep=4)
+    assert held.trim(2, 8, keep=4) == [Send(GaveBack(2, ()))]
+    held.wiped(1)
+    assert held.balloon.held == held.balloon.staying == 4
+
+
+def test_a_trim_keeps_none_of_what_is_owed() -> None:
+    held = Held(8)
+    held.take_back(1, 3, settle=False)
+    assert held.trim(2, 8, keep=4) == [RevokePages(runs((7, 8))), Send(GaveBack(2, runs((7, 8))))]
+    held.balloon.settle(1)
+    assert held.balloon.held == held.balloon.staying == 4
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,15 @@ def test_who_asks_gently_gets_pages_of_idle_models_as_far_as_asked() -> None:
     assert left == [A.model] and ledger.balloon.leaving == 3
 
 
+def test_who_asks_gently_again_gets_no_weights_for_pages_that_are_to_be_kept() -> None:
+    """Those of the first time are still being wiped."""
+    ledger, weights = resident()
+    for number in (1, 2):
+        weights.give_back(TakeBack(number, 12, 0, gentle=True, keep=9), [A.model, B.model], 0)
+    left = [each.model for each in ledger.drain() if isinstance(each, UnmapWeights)]
+    assert left == [A.model] and ledger.balloon.staying == 9
+
+
 def test_who_asks_otherwise_is_owed_them() -> None:
     ledger, weights = resident()
     weights.give_back(TakeBack(1, 3, 0), [A.model, B.model], 0)
