@@ -91,7 +91,7 @@ class Eviction:
         spare = self._spare_pages()
         if self._ledger.must_wait(self._weight_pages(model) + spare):
             return
-        idle = [victim for victim in self._expendable(model) if victim not in needed]
+        idle = [victim for victim in self._expendable(model) if victim not in wanted]
         if self._weights.load(model, idle, spare=spare, prefetch=True):
             self._counters.prefetches += 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from aegis.core.effects import (
     Run,
     UnmapWeights,
@@ -16,6 +18,7 @@ from aegis.core.messages import (
     SwitchDone,
     UnloadModel,
 )
+from aegis.sim.faults.fake_models import make_adapter
 from tests.sim.driven import make_job, prefill
 from tests.unit.prefill.jobs import TWO_MODELS_FIT, WIDE, A, B, C, finish, loaded, ran
 
@@ -63,6 +66,22 @@ def test_prefetching_takes_nothing_from_a_model_that_somebody_waits_for() -> Non
     assert ran(driven) == [1, 2] and driven.loads == [C.model, A.model], "C stays, though B comes before it"
     finish(driven)
     assert driven.asked(UnmapWeights, driven.effects) == [UnmapWeights(A.model)]
+
+
+def test_prefetching_takes_nothing_from_an_adapter_that_somebody_waits_for() -> None:
+    adapter = make_adapter(4, A)
+    driven = prefill(A, B, adapter, pages=TWO_MODELS_FIT)
+    adapted = [replace(make_job(request, A), adapter=adapter.model) for request in (1, 3)]
+    driven.on(Submit(adapted[0], 1))
+    loaded(driven)
+    loaded(driven)
+    finish(driven)
+    driven.on(Submit(make_job(2, A), 2))
+    driven.on(Submit(adapted[1], 2))
+    driven.on(Submit(make_job(4, B), 3))
+    assert ran(driven) == [1, 2]
+    finish(driven)
+    assert ran(driven) == [1, 2, 3] and driven.loads == [A.model, adapter.model, B.model], "B comes beside request 3"
 
 
 def test_prefetching_leaves_room_for_the_running_groups_kv() -> None:
