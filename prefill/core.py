@@ -231,7 +231,7 @@ class PrefillCore:
         if self._queue.paused:
             return self._start_beside(self._queue.paused, now_ns)
         if self.ledger.balloon.hopeless:
-            self._end_hopeless()
+            self._end_hopeless(now_ns)
         group = self._queue.front()
         if group is None:
             self.ledger.balloon.content()
@@ -365,13 +365,15 @@ class PrefillCore:
         self.ledger.device.free(shape, running.device)
         self.ledger.host.free(shape, running.host)
 
-    def _end_hopeless(self) -> None:
-        """Ends the job in front if it never gets the memory it needs, because the instance's limit is too low."""
+    def _end_hopeless(self, now_ns: int) -> None:
+        """Ends the job in front if it never gets the memory it needs, because the instance's limit is too low. The
+        others are ordered anew: the reason of the next one would be that of the job that has ended."""
         group = self._queue.front()
         if group:
             self.ledger.balloon.content()
-            job = group.jobs.popleft()
-            self._queue.suspects.discard(job.request)
+            job = group.jobs[0]
+            self._queue.cancel(job.request, job.attempt)
+            self._ordering.arrange(now_ns)
             self._break(job, "the memory limit of its instance was lowered below what it needs")
 
     def _bring_in(self, job: Job, now_ns: int) -> bool:

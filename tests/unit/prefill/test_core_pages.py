@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aegis.core.decision import Decision
 from aegis.core.effects import AbandonLoad, LoadWeights, UnmapWeights
 from aegis.core.events import LoadFailed, Tick
 from aegis.core.ids import InstanceId, PageRun, RequestId
@@ -40,13 +41,17 @@ EXCESSIVE = GrantPages((), refused=True, excessive=True)
 
 
 def lent(
-    *specs: ModelSpec, pages: int, slabs: int | None = 64, policy: PrefillOrder | None = None
+    *specs: ModelSpec,
+    pages: int,
+    slabs: int | None = 64,
+    policy: PrefillOrder | None = None,
+    explains: bool = False,
 ) -> Driven[PrefillCore]:
     """So many pages of a device of 30, for which the test answers."""
     books = Ledger(budget(30), WORDS, address_pages=1000)
     books.balloon.granted(GrantPages((PageRun(0, pages),)))
     books.drain()
-    driven = Driven(PrefillCore(InstanceId("prefill-0"), books, policy), specs, slabs=slabs)
+    driven = Driven(PrefillCore(InstanceId("prefill-0"), books, policy, explains=explains), specs, slabs=slabs)
     driven.refusing = False
     return driven
 
@@ -140,6 +145,18 @@ def test_what_a_limit_forbids_ends_with_a_clear_reason_and_holds_up_nobody() -> 
     assert broken.request == 1 and "memory limit of its instance" in broken.reason
     loaded(driven)
     assert ran(driven) == [2]
+
+
+def test_who_comes_after_a_job_that_its_limit_ends_is_explained_by_its_own_numbers() -> None:
+    driven = lent(WIDE, SMALL, pages=2, policy=LeastSlackPrefill(), explains=True)
+    submit(driven, 1, WIDE)
+    submit(driven, 2, SMALL)
+    driven.on(REFUSED)
+    driven.on(EXCESSIVE)
+    assert [broken.request for broken in driven.said(Broken)] == [1]
+    loaded(driven)
+    (decision,) = driven.asked(Decision)
+    assert decision.requests == (2,) and decision.why.because.startswith("first of 1 in line")
 
 
 # --- giving back ------------------------------------------------------------------------------------------------------
