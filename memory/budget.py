@@ -38,11 +38,16 @@ class Budget:
         """Whether an instance can make tokens of the model."""
         return self.least_pages(image_bytes) <= self.pages and shape.block_bytes <= self.slab_bytes
 
+    def device_tokens(self, image_bytes: int, shape: KvShape) -> int:
+        """The tokens whose KV fits on the device beside the model's weights. 0 or less: none does."""
+        slabs = (self.pages - self.weight_pages(image_bytes)) // self.pages_per_slab
+        return slabs * self._slab_tokens(shape)
+
     def sequence_tokens(self, image_bytes: int, shape: KvShape) -> int:
         """The longest sequence whose KV fits on the device beside the model's weights, and in the host region while
         every other instance keeps a slab. 0 or less: the model cannot be served."""
-        if shape.block_bytes > self.slab_bytes:
-            return 0
-        on_device = (self.pages - self.weight_pages(image_bytes)) // self.pages_per_slab
         in_host = self.host_slabs - self.instances + 1
-        return min(on_device, in_host) * (self.slab_bytes // shape.block_bytes) * shape.block_tokens
+        return min(self.device_tokens(image_bytes, shape), in_host * self._slab_tokens(shape))
+
+    def _slab_tokens(self, shape: KvShape) -> int:
+        return self.slab_bytes // shape.block_bytes * shape.block_tokens

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,7 +132,7 @@ class Catalogue:
     def ready(self) -> list[ModelUp | Registering]:
         """The models that a proxy is told of when it comes up."""
         ready = [model for model in self._models.values() if model.state == "ready" and not model.away]
-        return [self._registering_event(), *(ModelUp(model.spec, model.kv_limit_tokens) for model in ready)]
+        return [self._registering_event(), *(model.up for model in ready)]
 
     def least_pages(self) -> int:
         """The fewest pages of a device with which an instance can serve the largest model; one at least."""
@@ -539,14 +538,14 @@ class Catalogue:
                 return gone
             if not self._images.add(spec, pinned=source.pin):
                 return ModelRefused(f"{source.root}: it is to be pinned, and {_PINS}")
-            limit = self.budget.sequence_tokens(self._weighed(spec).manifest.image_bytes, spec.manifest.kv)
+            image_bytes = self._weighed(spec).manifest.image_bytes
             model = self._models[spec.model] = CatalogueModel(
                 spec,
                 source,
                 self._images,
                 text,
-                limit,
-                int(time.time()),
+                self.budget.sequence_tokens(image_bytes, spec.manifest.kv),
+                self.budget.device_tokens(image_bytes, spec.manifest.kv),
                 priority=source.priority,
                 limits=source.limits,
                 pace=source.pace,
@@ -573,7 +572,7 @@ class Catalogue:
         waits = model.state == "loading" or (model.state == "ready" and model.away and not model.renewing)
         if waits and model.bound >= set(self._wire.up):
             model.state, model.away = "ready", False
-            self._wire.notify_proxies(ModelUp(model.spec, model.kv_limit_tokens))
+            self._wire.notify_proxies(model.up)
             model.settled.set()
 
     def _fail(self, model: CatalogueModel, reason: str) -> None:

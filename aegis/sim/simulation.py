@@ -201,7 +201,7 @@ def simulate(
         images=images,
     )
     for spec in pool.specs:
-        market.tell(ModelUp(spec, budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
+        market.tell(ModelUp(spec, budget.device_tokens(spec.manifest.image_bytes, spec.manifest.kv)))
     cores = _cores(pool, policy, hardware)
     _bring_up(pool, market, cores, at_once=decisions is not None)
     for at_ns, order in orders:

@@ -11,7 +11,7 @@ TREES = ("aegis", "decode", "memory", "prefill", "proxy")
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 TOLD = {
     "aegis/metadata/claims.py": "when a call came, for who reads its record",
-    "aegis/node/model_catalogue.py": "when a model was created, as OpenAI's API tells it",
+    "aegis/node/catalogue/model.py": "when a model was created, as OpenAI's API tells it",
     "aegis/node/live_view_builder.py": "which start of the server a page has seen, told from others by its time",
     "aegis/telemetry/otlp.py": "spans for other programs, which date them",
     "proxy/http/openai/chat.py": "when an answer was created, as OpenAI's API tells it",

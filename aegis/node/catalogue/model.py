@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
 from aegis.node.image_caches import ImageCaches
 from memory.image_cache import State
+from proxy.routing.events import ModelUp
 
 _USE_NS = 1_000_000_000
 """So often the cache on disk is told that a model is used."""
@@ -28,8 +30,9 @@ class CatalogueModel:
     source: Source
     images: ImageCaches
     text: TextModel | None
-    kv_limit_tokens: int
-    created_s: int
+    kv_limit_tokens: int  # of a request
+    device_tokens: int  # whose KV a device holds beside the weights
+    created_s: int = field(default_factory=lambda: int(time.time()))
     state: str = "loading"
     detail: str = ""
     priority: int = 0
@@ -44,6 +47,11 @@ class CatalogueModel:
     hold: Hold | None = None  # of its image on disk
     used_ns: int = 0  # as the cache on disk was told
     away: bool = False  # its requests wait for the image to be made again, and for all instances to have it
+
+    @property
+    def up(self) -> ModelUp:
+        """As proxies are told that it is ready."""
+        return ModelUp(self.spec, self.device_tokens)
 
     @property
     def pinned(self) -> bool:

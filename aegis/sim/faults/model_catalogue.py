@@ -189,8 +189,8 @@ class ModelCatalogue:
 
     def _tell_model(self, spec: ModelSpec) -> None:
         self._told.add(spec.model)
-        limit = self._budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
-        self._wire.inform(ModelUp(spec, limit))
+        held = self._budget.device_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+        self._wire.inform(ModelUp(spec, held))
 
     def _keep(self, effects: list[CacheEffect]) -> None:
         """Performs what the model cache decides."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,16 @@ def test_the_longest_sequence_is_the_longest_that_fits(
     limit = budget.sequence_tokens(image_bytes, shape)
     assert limit <= 0 or fits(budget, image_bytes, shape, limit)
     assert not fits(budget, image_bytes, shape, max(limit, 0) + 1)
+
+
+@given(st.integers(4, 20), st.integers(1, 4 * PAGE), SHAPES, st.integers(0, 12))
+def test_what_a_device_holds_is_no_matter_of_the_host(
+    pages: int, image_bytes: int, shape: KvShape, host_slabs: int
+) -> None:
+    budget = Budget(pages=pages, page_bytes=PAGE, slab_bytes=SLAB, host_slabs=host_slabs, instances=2)
+    roomy = replace(budget, host_slabs=100)
+    held = budget.device_tokens(image_bytes, shape)
+    assert held == roomy.sequence_tokens(image_bytes, shape) >= budget.sequence_tokens(image_bytes, shape)
 
 
 @pytest.mark.parametrize("short", [0, 1])

@@ -67,7 +67,7 @@ def test_an_instance_that_finds_the_image_gone_binds_the_model_when_it_is_fetche
         assert told == [*map(ModelAway, names), *offered] and model.away
         for each in (model, adapter):
             catalogue.added(each.spec.model, instance)
-            assert not each.away and node.told[-1] == ModelUp(each.spec, each.kv_limit_tokens)
+            assert not each.away and node.told[-1] == ModelUp(each.spec, each.device_tokens)
         Path(model.spec.image_path).touch()
         catalogue.refused(adding.model, instance, "broken")
         assert (model.state, model.detail, adapter.state) == ("failed", "broken", "failed")
@@ -78,5 +78,5 @@ def test_an_instance_that_finds_the_image_gone_binds_the_model_when_it_is_fetche
 def served_adapter(catalogue: Catalogue, base: CatalogueModel) -> CatalogueModel:
     spec = make_adapter(1, base.spec)
     source = Source(spec.model, Path(), None, Slo(), base=base.spec.model)
-    adapter = catalogue._models[spec.model] = CatalogueModel(spec, source, base.images, None, 1, 0, state="ready")
+    adapter = catalogue._models[spec.model] = CatalogueModel(spec, source, base.images, None, 1, 1, 0, state="ready")
     return adapter

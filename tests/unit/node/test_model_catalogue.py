@@ -29,7 +29,7 @@ from aegis.sim.faults.fake_models import make_adapter, make_spec
 from aegis.telemetry.registration import Waiting
 from aegis.transport.node_messages import Registering
 from memory.budget import Budget
-from proxy.routing.events import ModelRemoved
+from proxy.routing.events import ModelRemoved, ModelUp
 from tests.parity.stand_ins import no_images
 
 PAGE = 2 << 20
@@ -51,10 +51,19 @@ def _catalogue(*, host_slabs: int, context_tokens: int) -> Catalogue:
         cache_dir=Path(),
         default_slo=Slo(),
     )
-    limit = budget.sequence_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+    sizes = spec.manifest.image_bytes, spec.manifest.kv
+    limit, on_device = budget.sequence_tokens(*sizes), budget.device_tokens(*sizes)
     source = Source(spec.model, Path(), None, Slo())
-    catalogue._models[spec.model] = CatalogueModel(spec, source, images, None, limit, 0)
+    catalogue._models[spec.model] = CatalogueModel(spec, source, images, None, limit, on_device, 0)
     return catalogue
+
+
+def test_proxies_are_told_what_the_device_holds_and_not_what_the_host_does() -> None:
+    catalogue = _catalogue(host_slabs=10, context_tokens=16)
+    (model,) = catalogue.models().values()
+    model.state = "ready"
+    assert catalogue.ready()[1:] == [ModelUp(model.spec, (100 - 3) * 16)]
+    assert model.kv_limit_tokens == 9 * 16
 
 
 def test_host_memory_is_shared_among_more_where_that_breaks_no_promise() -> None:
