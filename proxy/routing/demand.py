@@ -39,10 +39,11 @@ NOTHING: Final = Demand(0, 0, 0)
 def demand(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int) -> Demand:
     """The demand of requests of one model with so many `tokens` in all; `capacity_tokens` of its KV fit beside its
     weights."""
-    weight_bytes, token_bytes = spec.manifest.image_bytes, spec.manifest.kv.token_bytes
-    memory_bytes = weight_bytes + capacity_tokens * token_bytes
+    weight_bytes, kv = spec.manifest.image_bytes, spec.manifest.kv
+    # blocks take memory even where no KV is kept: of such a model the weights alone would be all memory
+    memory_bytes = weight_bytes + capacity_tokens * kv.block_bytes // kv.block_tokens
     return Demand(
         _PPM * latency.decode_ns(tokens) // spec.slo.tbt_ns,
         _PPM * latency.switch_ns() // spec.slo.ttft_ns,
-        _PPM * (weight_bytes + tokens * token_bytes) // memory_bytes,
+        _PPM * (weight_bytes + tokens * kv.block_bytes // kv.block_tokens) // memory_bytes,
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.model import Slo
 from aegis.sim.faults.fake_models import PAGE, make_spec
+from memory.budget import Budget
 from proxy.routing.demand import NOTHING, Demand, demand
 
 PARTS = st.builds(Demand, *[st.integers(0, 10**7)] * 3)
@@ -38,3 +40,12 @@ def test_a_step_every_tbt_and_a_load_every_ttft() -> None:
     assert wanted.loads_ppm == 10**6 * latency.switch_ns() // 10**10
     assert abs(wanted.steps_ppm - 2 * relaxed.steps_ppm) <= 1
     assert demand(fast, latency, 1000, 1000).memory_ppm == 1_000_000, "all that fits"
+
+
+def test_weights_of_a_model_without_kv_are_a_part_of_the_device() -> None:
+    made = make_spec(1, image_pages=3, block_bytes=PAGE)
+    spec = replace(made, manifest=replace(made.manifest, kv=replace(made.manifest.kv, layers=())))
+    budget = Budget(pages=300, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=1, instances=1)
+    held = budget.device_tokens(spec.manifest.image_bytes, spec.manifest.kv)
+    memory_ppm = demand(spec, Latency(spec.manifest, Hardware()), held, 0).memory_ppm
+    assert 9_990 < memory_ppm <= 10_000, "three pages of 300"
