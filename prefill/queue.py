@@ -83,11 +83,15 @@ class Queue:
                     return
 
     def drop(self, proxy: ProxyId) -> None:
-        """Cancels all requests of a proxy."""
-        jobs = [job for group in self.groups for job in group.jobs] + [running.job for running in self.begun()]
-        for job in jobs:
-            if proxy_of(job.request) == proxy:
-                self.cancel(job.request, job.attempt)
+        """Cancels all requests of a proxy. One by one, each would be looked for among all that wait."""
+        for running in self.begun():
+            running.cancelled = running.cancelled or proxy_of(running.job.request) == proxy
+        for group in self.groups:
+            leaving = [job.request for job in group.jobs if proxy_of(job.request) == proxy]
+            if leaving:
+                self.changed = True
+                self.suspects.difference_update(leaving)
+                group.jobs = deque([job for job in group.jobs if proxy_of(job.request) != proxy])
 
     def begun(self) -> list[Running]:
         """Jobs of which something may have run."""
