@@ -392,6 +392,7 @@ class DecodeCore:
             self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
 
     def _give_up(self, sequence: Sequence, because: str) -> None:
+        self.counters.given_up += 1
         if self._eviction_reasons:
             self._effects.append(self._eviction_reasons.gave_up(sequence, because))
         self._leave(sequence)
@@ -464,7 +465,6 @@ class DecodeCore:
         self._phases.stop(batch.sequences)
         if not self._work.rules.keeps_kv:
             for sequence in [s for s in batch.sequences if s.where is not Where.NOWHERE]:
-                self.counters.given_up += 1
                 self._give_up(sequence, "its turn is over, and no KV is kept over a switch")
 
     def _end_turn(self) -> None:

@@ -333,7 +333,6 @@ class Eviction:
         """If the host has no slab to give, the sequence is given up and prefilled again."""
         room = self._kv.put_away(sequence)
         if room is Room.NOW:
-            self._counters.given_up += 1
             self._give_up(sequence, "its KV has to leave the device, and the host has no slab for it")
         return room
 

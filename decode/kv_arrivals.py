@@ -85,7 +85,6 @@ class Arrivals:
             refused = self._kv.ask_for_arrival(blocks.slabs)
             if not refused or not idle or self._fetching:
                 return
-            self._counters.given_up += 1
             self._give_up(self._waiting[-1], _NO_SLAB)
 
     def fetched(self, event: KvFetched) -> Sequence | None:

@@ -99,6 +99,7 @@ def test_what_does_not_come_is_prefilled_again() -> None:
     driven.on(KvFetched(RequestId(1), 1, "damaged"))
     assert driven.said(KvReleased) == [KvReleased(RequestId(1), 1, message.kv)]
     assert driven.said(GaveUp) == [GaveUp(RequestId(1), 1)] and nothing_held(driven)
+    assert driven.core.counters.given_up == 1
 
 
 def test_a_request_that_is_cancelled_meanwhile_keeps_its_blocks_until_nothing_writes_to_them() -> None:
@@ -134,3 +135,4 @@ def test_where_nobody_will_give_slabs_back_the_youngest_is_given_up() -> None:
     driven.granted(refused=True)
     assert driven.said(GaveUp) == [GaveUp(RequestId(2), 1), GaveUp(RequestId(1), 1)]
     assert [released.request for released in driven.said(KvReleased)] == [2, 1]
+    assert driven.core.counters.given_up == 2
