@@ -125,7 +125,7 @@ class DecodeCore:
         self.hand_overs = HandOvers(
             instance, machine, ledger, self._kv, self._work, self._eviction, self._phases, send, self._leave
         )
-        self._prompt_rows = PromptRows(self._kv, self._eviction, self._step_times, policy.rules)
+        self._prompt_rows = PromptRows(ledger, self._kv, self._eviction, self._step_times, policy.rules)
         self._rotation = Rotation(ledger, self._kv, self._phases, policy.rules, hardware, self._eviction_reasons)
         self._second = SecondLane(lanes, policy, self._views, self._eviction, self.counters, self._prompt_rows)
 

@@ -38,10 +38,11 @@ def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence
     tokens, and how many; the last of these has to be run. Such are choices of one request, and prompts that begin
     alike. None if no KV has a common block that the sequence lacks."""
     tokens, best = (*sequence.job.prompt, *sequence.job.sent)[:-1], None
+    served = sequence.job.served  # specs of one model differ where deadlines were set meanwhile
     most = sequence.reused + sequence.block_tokens - 1
     for other in others:
         there = other.cached - other.lacks
-        if other is sequence or other.where is not Where.DEVICE or other.spec is not sequence.spec or there <= most:
+        if other is sequence or other.where is not Where.DEVICE or other.job.served != served or there <= most:
             continue
         if other.job.prompt[:most] == tokens[: min(most, len(other.job.prompt))]:
             same = alike(tokens, (*other.job.prompt, *other.made)[:there])

@@ -15,6 +15,7 @@ from decode.rows import prompt_row
 from decode.sequences import Sequence, Where
 from decode.step_times import StepTimes
 from decode.worklist import Batch, RunningTurn
+from memory.ledger import Ledger
 
 
 def is_alone(sequence: Sequence) -> bool:
@@ -43,7 +44,8 @@ def _within_budget(sequence: Sequence, row: Row, tokens: int) -> Row:
 class PromptRows:
     """`rules` are those of the policy of turns."""
 
-    def __init__(self, kv: KvSwap, eviction: Eviction, step_times: StepTimes, rules: TurnRules) -> None:
+    def __init__(self, ledger: Ledger, kv: KvSwap, eviction: Eviction, step_times: StepTimes, rules: TurnRules) -> None:
+        self._ledger = ledger
         self._kv = kv
         self._eviction = eviction
         self._times = step_times
@@ -104,7 +106,7 @@ class PromptRows:
     def _until_ns(self, turn: RunningTurn, first: Sequence, now_ns: int) -> int:
         """By when a step of prompts has to end: when somebody needs another one, or at the deadline of the first
         prompt, unless it is late whoever joins it."""
-        slo, job = first.spec.slo, first.job
+        job, slo = first.job, self._ledger.specs[first.job.model].slo
         until_ns = now_ns + slo.gap_ns if turn.free_until_ns is None else turn.free_until_ns
         due_ns = slo.due_ns(job.arrival_ns, first.generated)
         alone_ns = self._times.latency[job.model].prefill_ns(first.cached, first.cached - first.lacks)

@@ -246,7 +246,8 @@ class SecondLane:
         within_ns = None if choice.within_ns is None else round(choice.within_ns / slower)
         rows = [next_row(first, latency, self._work.rules, within_ns)]
         joins_ns = max(within_ns, round(choice.joins_ns / slower)) if within_ns is not None else _FOR_EVER_NS
-        left_ns = round((first.spec.slo.due_ns(first.job.arrival_ns, first.generated) - now_ns) / slower)
+        slo = self._ledger.specs[batch.model].slo
+        left_ns = round((slo.due_ns(first.job.arrival_ns, first.generated) - now_ns) / slower)
         if left_ns >= latency.prefill_ns(rows[0].stop, rows[0].start):
             joins_ns = min(joins_ns, left_ns)
         joining = self._prompt_rows.joining(batch, first, rows, (), joins_ns)
@@ -279,7 +280,7 @@ class SecondLane:
         work, rules = self._work, self._work.rules
         if not (rules.overtakes_beside and self.prompts and ready and batch.waiting and self._companion):
             return False
-        first, slo = batch.next_waiting(), batch.sequences[0].spec.slo
+        first, slo = batch.next_waiting(), self._ledger.specs[batch.model].slo
         if first.rank_ns >= min([s.rank_ns for s in work.beside]) or is_alone(first):
             return False
         if not self._has_place(first, own=False) or first.lacks > (rules.step_tokens or first.lacks):

@@ -70,7 +70,7 @@ class Sequence:
     generated: int
     last: int
     cached: int
-    spec: ModelSpec
+    spec: ModelSpec  # as it was when it came: its deadlines may be others now
     handle: KvHandle | None  # set while another instance's slabs hold the KV
     where: Where = Where.HOST
     device: list[BlockRun] = field(default_factory=list)

@@ -8,14 +8,26 @@ from aegis.core.block_runs import count_blocks
 from aegis.core.effects import CopyBlocks, MoveBlocks, Track
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, RequestId
-from aegis.core.messages import Cancel, CheckPrefix, KeepKv, KvKept, OfferKv, PrefixChecked, Reused, Started, Submit
+from aegis.core.messages import (
+    Cancel,
+    CheckPrefix,
+    KeepKv,
+    KvKept,
+    OfferKv,
+    PrefixChecked,
+    Reused,
+    SetSlo,
+    Started,
+    Submit,
+)
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job, KeptPrefix
+from aegis.sim.faults.fake_models import make_adapter
 from decode.core import DecodeCore
 from decode.policies.weighted_round_robin import WeightedRoundRobin
 from memory.kept_prefixes import token_bytes
 from tests.sim.driven import Driven, ledger, make_job, sides
-from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, A, B, running
+from tests.unit.decode.turns import IN, OUT, TWO_MODELS_FIT, WEIGHTS, A, B, running, settle
 
 KEPT = KeptPrefix(((50, 52),), 32, 9)
 
@@ -83,6 +95,29 @@ def test_another_choice_goes_on_from_the_first_ones_kv() -> None:
     assert driven.said(Reused) == [Reused(RequestId(2), 1, 39)]
     driven.stepped(6)
     assert running(driven) == [1, 2]
+
+
+def test_a_request_that_comes_after_new_deadlines_goes_on_from_kv_that_was_made_before() -> None:
+    driven = reusing()
+    driven.on(Submit(known(1, kept=None)))
+    driven.complete(WEIGHTS)
+    driven.stepped(5)
+    driven.on(SetSlo(A.model, replace(A.slo, ttft_ns=1)))
+    driven.on(Submit(known(2, kept=None)))
+    driven.stepped(6)
+    assert driven.said(Reused) == [Reused(RequestId(2), 1, 39)]
+
+
+def test_an_adapter_goes_on_from_none_of_its_bases_kv() -> None:
+    adapter = make_adapter(4, A)
+    driven = reusing(A, adapter)
+    driven.on(Submit(known(1, kept=None)))
+    driven.on(Submit(replace(known(2, kept=None), adapter=adapter.model)))
+    settle(driven)
+    driven.stepped(5)
+    settle(driven)
+    driven.stepped(6)
+    assert [run.start for run in driven.prompts(driven.effects)] == [0, 0] and not driven.said(Reused, driven.effects)
 
 
 def test_what_differs_in_its_first_block_is_run() -> None:

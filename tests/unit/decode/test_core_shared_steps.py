@@ -11,7 +11,7 @@ from aegis.core.effects import Track, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import StepFailed
 from aegis.core.ids import InstanceId, RequestId
-from aegis.core.messages import Broken, Cancel, Phase, Prefilled, Started, Submit
+from aegis.core.messages import Broken, Cancel, Phase, Prefilled, SetSlo, Started, Submit
 from aegis.core.views import BatchView, Renewal, Turn, TurnRules
 from decode.core import DecodeCore
 from tests.sim.driven import Driven, decode, ledger, make_job
@@ -103,6 +103,15 @@ def test_policies_that_cut_nothing_run_prompts_one_by_one() -> None:
 
 def test_a_prompt_has_to_save_enough_of_its_time() -> None:
     assert rows(waiting(1, 2, policy=Joining(join_gain=1.0))) == [1]
+
+
+def test_a_step_of_prompts_is_no_longer_than_a_stream_may_pause_now() -> None:
+    driven = decode(A, pages=TWO_MODELS_FIT, policy=Joining())
+    for request in (1, 2):
+        driven.on(Submit(make_job(request, A)))
+    driven.on(SetSlo(A.model, replace(A.slo, gap_ns=1)))
+    driven.complete(WEIGHTS)
+    assert rows(driven) == [1]
 
 
 def test_a_step_ends_when_somebody_needs_the_next_one() -> None:

@@ -24,6 +24,7 @@ from aegis.core.messages import (
     HandOver,
     Prefilled,
     Reused,
+    SetSlo,
     Submit,
     TakeBack,
 )
@@ -182,6 +183,16 @@ def test_prompts_join_one_that_is_not_cut_for_longer_than_a_piece() -> None:
         driven.on(Stepped(((Token(3),),), 4_000_000, lane=1))
         joined.append(lanes(driven))
     assert joined == [[(1, [3])], [(1, [3, 4])], [(1, [3, 4, 5])]]
+
+
+def test_prompts_join_one_only_until_it_is_due_by_the_deadlines_that_are_set_now() -> None:
+    driven = divided(policy=Joined(100 * NS_PER_MS))
+    prompt_comes(driven, tokens=200)
+    for request in (3, 4):
+        driven.on(Submit(make_job(request, A, prompt=200)))
+    driven.on(SetSlo(A.model, replace(SLO, ttft_ns=driven.now_ns + 7 * NS_PER_MS)))
+    driven.on(Stepped(((Token(3),),), 4_000_000, lane=1))
+    assert lanes(driven) == [(1, [3])], "two of them take seven ms, and five are left"
 
 
 def test_a_device_that_was_profiled_gives_the_least_share_at_once() -> None:
@@ -410,6 +421,13 @@ def test_it_takes_no_kv_that_the_run_beside_it_is_about_to_make() -> None:
     driven.stepped(2)
     assert lanes(driven) == [(0, [3, 1])]
     assert not driven.asked(MoveBlocks) and not driven.said(Reused)
+
+
+def test_a_short_prompt_waits_for_the_second_lane_where_streams_may_wait_no_longer_now() -> None:
+    driven = long_and_short(50)
+    driven.on(SetSlo(A.model, replace(SLO, gap_ns=1)))
+    driven.stepped(2)
+    assert lanes(driven) == [(0, [1])]
 
 
 @pytest.mark.parametrize(
