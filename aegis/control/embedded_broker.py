@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aegis.config.mqtt_address import Address
 from aegis.process.child import follow_launcher
-from aegis.process.tasks import cancelled
+from aegis.process.tasks import cancelled, watched
 from aegis.telemetry.logs import log
 
 _PAUSE_S = 0.2
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 async def embedded_broker(directory: Path) -> AsyncIterator[Address]:
     """Its socket is in the directory, which is the user's alone. It may not be there yet."""
     path = directory / "mqtt"
-    keeper = asyncio.create_task(_keep(path))
+    keeper = watched(_keep(path))
     try:
         yield Address(path=str(path))
     finally:
@@ -32,21 +32,34 @@ async def embedded_broker(directory: Path) -> AsyncIterator[Address]:
 
 async def _keep(path: Path) -> None:
     while True:
-        path.unlink(missing_ok=True)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "aegis.control.broker_process",
-            str(path),
-            stdin=asyncio.subprocess.DEVNULL,
-            preexec_fn=follow_launcher,
-        )
         try:
-            code = await process.wait()
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        log(_logger, logging.WARNING, "broker ended", {"pid": process.pid, "code": code})
+            process = await _start(path)
+        except OSError as error:  # memory or processes may have run out; there may be some later
+            log(_logger, logging.WARNING, "broker cannot be started", {"reason": str(error)})
+        else:
+            code = await _end_of(process)
+            log(_logger, logging.WARNING, "broker ended", {"pid": process.pid, "code": code})
         await asyncio.sleep(_PAUSE_S)
+
+
+async def _start(path: Path) -> asyncio.subprocess.Process:
+    path.unlink(missing_ok=True)
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "aegis.control.broker_process",
+        str(path),
+        stdin=asyncio.subprocess.DEVNULL,
+        preexec_fn=follow_launcher,
+    )
+
+
+async def _end_of(process: asyncio.subprocess.Process) -> int:
+    """Kills it if it is cancelled."""
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
