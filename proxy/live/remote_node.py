@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -21,6 +22,7 @@ from aegis.core.request import Job
 from aegis.models.text.text_model import TextModel
 from aegis.node.query_messages import QUERIES
 from aegis.telemetry.live_view import SeenUntil
+from aegis.telemetry.logs import log
 from aegis.telemetry.memory_report import MemoryReport
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.records import Record
@@ -32,6 +34,7 @@ from aegis.transport.node_messages import (
     CardRemoved,
     FromProxy,
     LookUp,
+    ModelWanted,
     NodeAnswer,
     NodeCall,
     NodeCallCancelled,
@@ -42,6 +45,8 @@ from aegis.transport.node_messages import (
     ToProxy,
 )
 
+_logger = logging.getLogger(__name__)
+_UNREAD = "its image cannot be read; the log of the server says why"
 _LEFT = "its image has left the disk; it is fetched again at the next request"
 
 
@@ -95,7 +100,8 @@ class RemoteModel:
 
 class RemoteNode:
     """Implements `proxy.live.proxy.NodeLink`. A model is there once its text is loaded, which is done in a thread. One
-    whose image has left the disk before comes when a request has had the image fetched again."""
+    whose image has left the disk before comes when a request has had the image fetched again, one that could not be
+    read when a request or news of the node has it tried again."""
 
     def __init__(self, link: Spoke[ToProxy], *, reuses: bool = False) -> None:
         """If it `reuses` KV, it asks the node for kept KV."""
@@ -107,7 +113,8 @@ class RemoteNode:
         self._cards: dict[ModelId, Card] = {}
         self._models: dict[ModelId, RemoteModel] = {}
         self._opening: dict[ModelId, asyncio.Task[None]] = {}
-        self._missing: set[ModelId] = set()  # whose images were not there when they were to be opened
+        self._missing: set[ModelId] = set()  # whose images were not there, or could not be read
+        self._tries: dict[ModelId, int] = {}  # of those that could not be read
         self._news = 0  # an image may be there since
         self._coming: dict[str, RegisteringModel] = {}
 
@@ -118,9 +125,14 @@ class RemoteNode:
         missing = [card for card in missing if card.state != "failed"]  # else nothing fetches it
         return {
             **{card.spec.model: RegisteringModel(card.spec.root, "being opened") for card in opening},
-            **{card.spec.model: RegisteringModel(card.spec.root, card.detail or _LEFT, lazy=True) for card in missing},
+            **{card.spec.model: self._returning(card) for card in missing},
             **self._coming,
         }
+
+    def _returning(self, card: Card) -> RegisteringModel:
+        tries = self._tries.get(card.spec.model, 0)
+        progress = card.detail or (_UNREAD if tries else _LEFT)
+        return RegisteringModel(card.spec.root, progress, lazy=True, tries=tries, refusal=_UNREAD if tries else "")
 
     def models(self) -> Mapping[str, RemoteModel]:
         return cast(Mapping[str, RemoteModel], self._models)
@@ -134,6 +146,9 @@ class RemoteNode:
         self.notify(LookUp(call_id, instance, job))
 
     def notify(self, message: FromProxy) -> None:
+        """A request for a model that could not be read has it tried again: the node, which has it, does nothing."""
+        if isinstance(message, ModelWanted) and message.model in self._tries.keys() - self._opening.keys():
+            self._begin_to_open(message.model)
         self._link.send([message])
 
     async def opened(self) -> None:
@@ -161,7 +176,11 @@ class RemoteNode:
             case CardRemoved(model):
                 self._cards.pop(model, None)
                 self._models.pop(model, None)
-                self._missing.discard(model)
+                self._forget_failure(model)
+
+    def _forget_failure(self, model: ModelId) -> None:
+        self._missing.discard(model)
+        self._tries.pop(model, None)
 
     def _begin_to_open(self, model: ModelId) -> None:
         self._opening[model] = asyncio.create_task(self._open(model))
@@ -173,22 +192,33 @@ class RemoteNode:
                 news = self._news
                 try:
                     text = await asyncio.to_thread(_load, Path(card.spec.directory))
-                except FileNotFoundError:
+                except Exception as error:  # noqa: BLE001 - of a damaged file `tokenizers` raises nothing narrower
                     if model in self._cards and news == self._news:
-                        self._missing.add(model)
+                        self._note_failure(card, error)
                         break
                     continue
                 latest = self._cards.get(model)
                 if latest and latest.spec.directory == card.spec.directory:
-                    self._missing.discard(model)
+                    self._forget_failure(model)
                     self._models[model] = RemoteModel(latest, text)
                     break
         finally:
             del self._opening[model]
 
+    def _note_failure(self, card: Card, error: Exception) -> None:
+        model = card.spec.model
+        self._missing.add(model)
+        if isinstance(error, FileNotFoundError):
+            self._tries.pop(model, None)
+            return
+        self._tries[model] = self._tries.get(model, 0) + 1
+        fields = {"model": model, "directory": card.spec.directory, "reason": str(error)}
+        log(_logger, logging.WARNING, "model cannot be read", fields)
+
 
 def _load(directory: Path) -> TextModel | None:
-    """None if the checkpoint had no tokenizer. Raises FileNotFoundError if its image is not there."""
+    """None if the checkpoint had no tokenizer. Raises FileNotFoundError if its image is not there, and any Exception if
+    it cannot be read."""
     try:
         return TextModel.load_to_decode(directory)
     finally:

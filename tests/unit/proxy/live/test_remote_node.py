@@ -17,6 +17,7 @@ from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import ModelSpec, Pace, TensorEntry
 from aegis.core.request import Job, KeptPrefix, Sampling
+from aegis.device.image_directory import DETOKENIZER, TOKENIZER
 from aegis.launcher.remote_proxy import RemoteProxy
 from aegis.models.text.text_model import TextModel
 from aegis.sim.faults.fake_models import make_spec
@@ -29,6 +30,7 @@ from aegis.transport.node_messages import (
     CardRemoved,
     FromProxy,
     LookUp,
+    ModelWanted,
     NodeAnswer,
     NodeCall,
     NodeCallCancelled,
@@ -310,6 +312,42 @@ def test_an_image_that_leaves_while_it_is_read_is_not_there(tmp_path: Path, monk
         pair.proxy.refresh()
         await pair.settle()
         assert pair.node.coming() == {}
+
+    paired(tmp_path, work)
+
+
+def _a_directory(image: Path) -> None:
+    (image / DETOKENIZER).mkdir()
+
+
+def _no_json(image: Path) -> None:
+    (image / TOKENIZER).write_text("{")
+
+
+@pytest.mark.parametrize("damage", [_a_directory, _no_json])
+def test_a_model_whose_text_cannot_be_read_comes_when_it_can(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    image = tmp_path / "image"
+    image.mkdir()
+    damage(image)
+    spec = replace(make_spec(0, image_pages=3, block_bytes=1024), directory=str(image))
+
+    async def work(pair: Pair) -> None:
+        pair.queries.served[spec.model] = Model(spec)
+        pair.proxy.refresh()
+        await pair.settle()
+        coming = pair.node.coming()[spec.model]
+        assert (coming.lazy, coming.tries) == (True, 1) and "cannot be read" in coming.refusal
+        pair.node.notify(ModelWanted(spec.model))
+        await pair.settle()
+        assert pair.node.coming()[spec.model].tries == 2, "a request has it tried again"
+        assert caplog.messages == ["model cannot be read"] * 2
+        for file in image.iterdir():
+            file.rmdir() if file.is_dir() else file.unlink()
+        pair.proxy.deliver(Registering({}))
+        await pair.settle()
+        assert list(pair.node.models()) == [spec.model] and pair.node.coming() == {}
 
     paired(tmp_path, work)
 
