@@ -239,7 +239,7 @@ class InstanceSupervisor:
                     return
                 process = await self._start(place, host)
             except (OSError, UserError) as error:
-                why = str(error.strerror) if isinstance(error, OSError) else error.message
+                why = error.message if isinstance(error, UserError) else _said(error)
                 log.warning("%s cannot be started: %s", place.instance, why)
                 if place.ready:
                     place.ready = False
@@ -335,3 +335,8 @@ def _state(place: _Place) -> str:
     if place.drained:
         return "drained"
     return "up" if place.ready else "starting"
+
+
+def _said(error: OSError) -> str:
+    """One that Python raises itself, as of a lost connection or a time that is over, has no `strerror`."""
+    return error.strerror or str(error) or type(error).__name__

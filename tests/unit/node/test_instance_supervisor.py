@@ -138,6 +138,26 @@ def test_an_instance_that_was_ready_and_whose_start_fails_is_lost() -> None:
     standing(work)
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(11, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
+        (ConnectionResetError("Connection lost"), "Connection lost"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_an_instance_that_cannot_be_started_says_why(
+    error: OSError, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(stand: Stand) -> None:
+        stand.machine.answer.set_exception(error)
+        while not caplog.messages:
+            await asyncio.sleep(0)
+        assert caplog.messages == [f"mixed-0 cannot be started: {why}"]
+
+    standing(work)
+
+
 def test_an_instance_that_is_drained_while_it_starts_has_a_process() -> None:
     async def work(stand: Stand) -> None:
         stand.pool.drain(MIXED)
