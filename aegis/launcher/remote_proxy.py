@@ -141,6 +141,8 @@ class RemoteProxy:
         cards = {model.spec.model: self._card(model) for model in self._queries.models().values()}
         told, self._cards = self._cards, cards
         gone = [CardRemoved(model) for model in told if model not in cards]
+        for removed in gone:
+            self._stripped.pop(removed.model, None)
         return [*gone, *(card for model, card in cards.items() if told.get(model) != card)]
 
     def _card(self, model: CatalogueModel) -> Card:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -391,6 +392,21 @@ def test_nobody_waits_for_a_proxy_that_is_lost(tmp_path: Path) -> None:
         pair.close()
 
     asyncio.run(main())
+
+
+def test_nothing_is_kept_of_a_model_that_has_left(tmp_path: Path) -> None:
+    spec = replace(make_spec(0, image_pages=3, block_bytes=1024), directory=str(tmp_path))
+
+    async def work(pair: Pair) -> None:
+        kept = sys.getrefcount(spec)
+        pair.queries.served[spec.model] = Model(spec)
+        pair.proxy.refresh()
+        del pair.queries.served[spec.model]
+        pair.proxy.refresh()
+        await pair.settle()
+        assert sys.getrefcount(spec) == kept
+
+    paired(tmp_path, work)
 
 
 def test_what_a_proxy_says_of_itself_arrives(tmp_path: Path) -> None:
