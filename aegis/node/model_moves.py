@@ -45,7 +45,8 @@ class ModelMoves:
         if model in self._under_way:
             raise UserError(f"{model} is being moved already; try again when that is done")
         under = self._under_way[model] = _Under(next(self._numbers), set(self._proxies.addresses()), cause)
-        self._places[model] = message.places or (message.target,)
+        before = self._places.get(model, ())
+        places = self._places[model] = message.places or (message.target,)
         self._metrics.begun(model, cause)
         try:
             self._proxies.broadcast(replace(message, number=under.number))
@@ -54,6 +55,8 @@ class ModelMoves:
         finally:
             del self._under_way[model]
             self._metrics.ended(model, cause, done=not under.waiting and not under.why)
+        if under.why and self._places.get(model) is places:  # they may have been set anew, or the model removed
+            self.set_places(PlacesSet(model, before))  # also at proxies that have moved some requests
         return ModelMoved(model, message.target, under.moved, under.replayed, under.why, under.kv_tokens, under.number)
 
     def set_places(self, message: PlacesSet) -> None:

@@ -146,6 +146,36 @@ def test_who_joins_later_learns_where_requests_go() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("before", [(), (ONE,)])
+def test_after_a_move_that_was_not_made_requests_go_where_they_went(before: tuple[InstanceId, ...]) -> None:
+    async def main() -> None:
+        stand = Stand()
+        stand.moves.set_places(PlacesSet(M, before))
+        places = stand.moves.places()
+        task = await stand.begun()
+        for proxy in (FIRST, SECOND):
+            stand.moves.answered(proxy, ModelMoved(M, TWO, 0, 0, "mixed-1 is not up"))
+        await task
+        assert stand.moves.places() == places
+        assert [end.told[-1] for end in stand.ends.values()] == [PlacesSet(M, before)] * 2
+
+    asyncio.run(main())
+
+
+def test_a_model_that_was_removed_while_it_moved_has_no_places() -> None:
+    async def main() -> None:
+        stand = Stand()
+        stand.moves.set_places(PlacesSet(M, (ONE,)))
+        task = await stand.begun()
+        stand.moves.removed(M)
+        for proxy in (FIRST, SECOND):
+            stand.moves.answered(proxy, ModelMoved(M, TWO, 0, 0, "the model was removed"))
+        await task
+        assert stand.moves.places() == []
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("cause", ["operator", "placement"])
 def test_moves_and_what_went_along_are_counted_by_cause(cause: Cause) -> None:
     async def main() -> None:
