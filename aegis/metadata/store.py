@@ -90,7 +90,7 @@ class Store:
         self.responses = StoredResponses(redis, keys, self.membership, ttl_s=settings.responses_ttl_s)
         self.embedded: EmbeddedServer | None = None
         self._is_first = identity.is_first
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Raises UserError if the server cannot be used, or not beside another cluster. A further proxy of one that
@@ -126,7 +126,8 @@ class Store:
     def _run(self, loop: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(loop)
         task.add_done_callback(_report)
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _publish_for_ever(self, loads: Callable[[], Mapping[InstanceId, Load]]) -> None:
         while True:

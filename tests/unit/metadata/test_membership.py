@@ -77,6 +77,7 @@ def test_a_further_proxy_comes_up_while_the_server_is_away(redis: RedisServer) -
 def test_the_lease_of_a_process_that_ended_is_ended(redis: RedisServer) -> None:
     async def main() -> None:
         async with open_store(settings(redis)) as first, Redis.from_url(redis.url) as client:
+            tasks = len(first._tasks)
             killed, lives = (Identity.joining(first.settings.cluster, "proxy-1", number).owner for number in (1, 2))
             for owner in (killed, lives):
                 await client.set(KEYS.proxy(owner), "proxy-1", px=60_000)
@@ -84,6 +85,7 @@ def test_the_lease_of_a_process_that_ended_is_ended(redis: RedisServer) -> None:
             while await client.exists(KEYS.proxy(killed)):
                 await asyncio.sleep(0)
             assert await client.exists(KEYS.proxy(lives))
+            await until(lambda: len(first._tasks) == tasks)
 
     asyncio.run(main())
 
