@@ -185,9 +185,13 @@ class GrammarTrials:
         tokenizer_json: str | None,
         timeout_s: float,
     ) -> Tried | None:
+        """Raises UserError if the process has died before."""
         assert process.stdin
         name, ends = manifest.fingerprint, manifest.eos_token_ids
-        write(process.stdin, Try(name, grammar, tokenizer_json, manifest.vocab_size, ends))
+        try:
+            write(process.stdin, Try(name, grammar, tokenizer_json, manifest.vocab_size, ends))
+        except OSError:  # not None: the grammar would count as one that takes too long
+            raise self._unavailable() from None
         return self._answer(process, timeout_s)
 
     def _unavailable(self) -> UserError:

@@ -141,6 +141,24 @@ def test_what_took_too_long_is_not_tried_again_at_once(trials: GrammarTrials) ->
     assert trials._process is None  # killed, and not started again
 
 
+def test_a_process_that_has_died_before_it_is_written_to_is_not_available_now() -> None:
+    trials = GrammarTrials(compile_s=2)
+    assert asyncio.run(problem(trials, regex("a"))) is None
+
+    def dies() -> str:
+        assert trials._process
+        trials._process.kill()
+        trials._process.wait()
+        return TEXT.to_json()
+
+    manifest = replace(MANIFEST, fingerprint="another")
+    with pytest.raises(UserError, match="structured output is not available now") as caught:
+        asyncio.run(trials.problem(manifest, dies, regex("a")))
+    assert caught.value.status == 503
+    assert asyncio.run(problem(trials, regex("b"))) is None, "another process is started"
+    trials.close()
+
+
 def test_who_has_many_waiting_is_told_so(trials: GrammarTrials) -> None:
     async def main() -> None:
         grammars = [slow(200), *(regex(f"a{i}") for i in range(WAITING_MAX + 1))]
