@@ -66,7 +66,8 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yields an empty directory that becomes `target` if the block succeeds and is removed if it fails.
+    """Yields an empty directory that becomes `target` if the block succeeds and is removed if it fails. By then all of
+    it is on the disk: else a power failure could leave files of no content in what looks whole.
 
     The caller holds `locked(target)`; what a killed predecessor left behind is removed first.
     """
@@ -75,7 +76,17 @@ def replacing(target: Path) -> Iterator[Path]:
     draft.mkdir()
     try:
         yield draft
+        for entry in (*draft.rglob("*"), draft):
+            _sync(entry)
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _sync(entry: Path) -> None:
+    descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -130,7 +130,9 @@ def register(
         quantised = weights != "dense" or looked.checkpoint.comes_quantised
         packable = quantised or _may_be_bfloat16(looked.checkpoint, dtype)
         form = _Form(engine, ranks, packs and ranks == 1 and packable, weights)
-        if renew or not _has_image(looked, dtype, form, cache_dir):
+        image = _image(looked, dtype, form, cache_dir)
+        renew = renew or (image is not None and not TextModel.is_whole(image))
+        if renew or image is None:
             if looks:
                 return None
             disk, nbytes = DiskCache(cache_dir, disk_bytes), _image_bytes(looked) + looked.missing_bytes
@@ -214,11 +216,13 @@ def _refuse_quantised(weights: WeightsName, engine: EngineName, ranks: int) -> N
         )
 
 
-def _has_image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> bool:
+def _image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> Path | None:
+    """The directory of its image, if there is one."""
     if looked.fetched and not looked.digests:
-        return False  # nobody knows yet what its weights are
+        return None  # nobody knows yet what its weights are
     name = _image_name(looked, dtype, form)
-    return read_manifest(cache_dir / "images" / name, name) is not None
+    directory = cache_dir / "images" / name
+    return directory if read_manifest(directory, name) else None
 
 
 def _image_name(looked: Looked, dtype: str, form: _Form) -> str:

@@ -7,7 +7,6 @@ bytes, nothing that could run. To make the model's weights available then takes 
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -241,8 +240,6 @@ def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Ten
         for offset, tensor in tensors:
             image.seek(offset)
             image.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        image.flush()
-        os.fsync(image.fileno())  # or a power failure could leave a file of the right size and no content
 
 
 def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsNam
 from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
-from aegis.models.text.text_model import TextModel
 from aegis.node.catalogue.adapters import adapters_of, find_base, lost_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
+from aegis.node.catalogue.image_text import read_text
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.catalogue.wire import Wire
 from aegis.node.image_caches import ImageCaches
@@ -528,7 +528,7 @@ class Catalogue:
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             try:
-                text = await asyncio.to_thread(TextModel.load_to_decode, Path(spec.directory))
+                text = await read_text(source, spec)
                 await self._images.supply(spec)
             except ModelRefused as refused:
                 return refused

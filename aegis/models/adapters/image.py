@@ -26,6 +26,7 @@ from aegis.models.disk_cache import DiskCache, Hold, use
 from aegis.models.failures import one_line, refused
 from aegis.models.place import FETCH_S, LOCK_S, Report
 from aegis.models.sources import Source, fetch
+from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,8 @@ def _registered(
     report("finding the image", LOCK_S)
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
+        if manifest and not TextModel.is_whole(directory):
+            manifest = None
         if manifest is None:
             disk = DiskCache(cache_dir, disk_bytes)
             with disk.room((found / WEIGHTS).stat().st_size, None):

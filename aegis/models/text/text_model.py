@@ -82,6 +82,19 @@ class TextModel:
         return cls(Detokenizer(found), found.special, read_chat_template(directory), (directory / TOKENIZER).open("rb"))
 
     @classmethod
+    def is_whole(cls, directory: Path) -> bool:
+        """Whether what an image has of it can be read. Raises OSError where that is not the image's doing."""
+        try:
+            cls.load_to_decode(directory)
+        except FileNotFoundError:
+            return False
+        except (MemoryError, OSError):
+            raise
+        except Exception:  # noqa: BLE001 - `tokenizers` has no type of its own
+            return False
+        return True
+
+    @classmethod
     def of(cls, source: TextSource) -> TextModel:
         tokenizer = Tokenizer.from_str(source.tokenizer_json)
         tokenizer.no_padding()

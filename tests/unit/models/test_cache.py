@@ -1,6 +1,7 @@
 """Things in the cache are whole or absent, and made by one process at a time."""
 
 import multiprocessing
+import os
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -37,6 +38,23 @@ def test_a_directory_is_replaced_whole(tmp_path: Path) -> None:
             (draft / content).touch()
             assert not (target / content).exists()
         assert [file.name for file in target.iterdir()] == [content]
+
+
+def test_what_replaces_is_on_the_disk_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure leaves no files without content in a directory that looks whole."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with replacing(tmp_path / "thing") as draft:
+        (draft / "in").mkdir()
+        (draft / "in" / "small").touch()
+        (draft / "large").touch()
+    assert {*synced} == {str(draft / name) for name in ("", "in", "in/small", "large")}
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:

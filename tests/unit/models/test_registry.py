@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -94,6 +95,35 @@ def test_a_damaged_image_is_made_again(source: Source, tmp_path: Path, damaged: 
         file.write_bytes(file.read_bytes()[:-10])
     assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
     assert image_of(first).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("damaged", "content"),
+    [
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", None),
+        ("chat_template.jinja", b"\xff"),
+        ("detokenizer.json", b"odd"),
+    ],
+)
+def test_an_image_whose_text_cannot_be_read_is_made_again(
+    source: Source, tmp_path: Path, damaged: str, content: bytes | None
+) -> None:
+    """A detokenizer that can be read and is of no use counts; one that cannot be read is made of the tokenizer."""
+    first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    file = Path(first.directory) / damaged
+    whole = file.read_bytes()
+    if content is None:
+        file.unlink()
+    elif damaged == "detokenizer.json":
+        file.write_bytes(msgspec.json.encode(msgspec.json.decode(whole) | {"decoder": content.decode()}))
+    else:
+        file.write_bytes(content)
+        if damaged == "tokenizer.json":
+            (file.parent / "detokenizer.json").unlink()
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache", looks=True) is None
+    assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
+    assert file.read_bytes() == whole
 
 
 def test_an_image_whose_size_is_right_and_whose_bytes_are_not_is_made_again_where_asked(

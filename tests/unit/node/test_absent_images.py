@@ -1,13 +1,17 @@
-"""Lazy models whose images have left the disk while they are served."""
+"""Models whose images have left the disk, or cannot be read."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from aegis.core.errors import ModelRefused
 from aegis.core.ids import InstanceId
 from aegis.core.messages import AddModel
 from aegis.core.model import Slo
+from aegis.device.image_directory import TOKENIZER
 from aegis.models.sources import Source
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.model_catalogue import Catalogue
@@ -71,6 +75,18 @@ def test_an_instance_that_finds_the_image_gone_binds_the_model_when_it_is_fetche
         Path(model.spec.image_path).touch()
         catalogue.refused(adding.model, instance, "broken")
         assert (model.state, model.detail, adapter.state) == ("failed", "broken", "failed")
+
+    while_adding(tmp_path, work)
+
+
+def test_an_image_whose_text_cannot_be_read_refuses_its_model(tmp_path: Path) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
+        (tmp_path / TOKENIZER).write_text("{")
+        adding.registrar.go_on.set()
+        with pytest.raises(ModelRefused) as refused:
+            await asked
+        assert f"its image {tmp_path} cannot be read; add the model again" in refused.value.message
+        assert adding.states() == ([], [], 0)
 
     while_adding(tmp_path, work)
 

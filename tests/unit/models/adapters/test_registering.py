@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import TENSOR_ALIGNMENT_BYTES, Manifest, ModelSpec
+from aegis.device.image_directory import TOKENIZER
 from aegis.models.adapters import image
 from aegis.models.adapters.configuration import base_of, is_adapter
 from aegis.models.disk_cache import evict
@@ -52,6 +53,14 @@ def test_its_tensors_are_aligned_and_the_rest_is_its_base_s(tmp_path: Path, base
     assert text and text.encode("the cat")
     again = registered(tmp_path / "a", base)
     assert again == spec
+
+
+def test_an_image_whose_text_cannot_be_read_is_made_again(tmp_path: Path, base: ModelSpec) -> None:
+    spec = registered(adapters.write(tmp_path / "a", Path(base.root)), base)
+    file = Path(spec.directory) / TOKENIZER
+    whole = file.read_bytes()
+    file.unlink()
+    assert registered(tmp_path / "a", base) == spec and file.read_bytes() == whole
 
 
 def test_another_image_of_the_base_needs_another_one(tmp_path: Path, base: ModelSpec) -> None:
