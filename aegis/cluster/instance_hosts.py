@@ -183,14 +183,14 @@ class ClusterHosts:
                 except (OSError, ValueError) as error:
                     raise UserError(f"{spec.root}: its image cannot be sent to {machine.id}: {_why(error)}") from None
 
-    async def _pools_of(self, instance: InstanceId, machine: RemoteMachine, gpus: Sequence[int]) -> list[RemotePool]:
+    async def _pools_of(self, instance: InstanceId, machine: RemoteMachine, gpus: Sequence[str]) -> list[RemotePool]:
         """Its devices there, opened when it comes for the first time. Raises MachineLost, UserError."""
         key = machine.id, instance
         if key not in self._pools:
             pools: list[RemotePool] = []
             for rank in range(self._opening.ranks):
-                ordinal = gpus[rank] if gpus else 0
-                pool = await machine.open_pool(self._config.device, self._config.memory.device, ordinal)
+                gpu = gpus[rank] if gpus else ""
+                pool = await machine.open_pool(self._config.device, self._config.memory.device, gpu)
                 if isinstance(pool, str):
                     for opened in pools:
                         await opened.end()

@@ -101,11 +101,31 @@ def _is_plain(name: str) -> bool:
 
 
 _COPIED_NS = 10 * NS_PER_S
+_UUIDS = ("GPU-", "MIG-")
 
 
 def boot_id() -> str:
     """The id of this start of the operating system: processes with the same one see the same files and sockets."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def ordinal_of(gpu: str, visible: str | None) -> int:
+    """The number that the driver has for a GPU that Ray names, as the node does, where CUDA_VISIBLE_DEVICES is
+    `visible`; 0 for none. Raises UserError if it is not seen."""
+    if not gpu:
+        return 0
+    if visible is None and gpu.isdecimal():
+        return int(gpu)
+    for ordinal, seen in enumerate((visible or "").split(",")):
+        name = seen.strip()
+        short = name.startswith(_UUIDS) and (name.startswith(gpu) or gpu.startswith(name))  # a UUID may be cut short
+        if name == gpu or short:
+            return ordinal
+    sees = "no CUDA_VISIBLE_DEVICES" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
+    raise UserError(
+        f"Ray gives an instance GPU {gpu} of a node whose processes have {sees}: start that node of the Ray cluster "
+        "again, with CUDA_VISIBLE_DEVICES set before `ray start`, or not at all"
+    )
 
 
 class MachineActor:
@@ -175,9 +195,10 @@ class MachineActor:
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
-    async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> bytes:
-        """To `PoolOpened`."""
+    async def open_pool(self, kind: str, nbytes: int, gpu: str) -> bytes:
+        """To `PoolOpened`. The GPU has the name that Ray has for it."""
         try:
+            ordinal = ordinal_of(gpu, os.environ.get("CUDA_VISIBLE_DEVICES"))
             pool = create_pool(kind, nbytes, ordinal=ordinal)
         except UserError as error:
             return msgspec.msgpack.encode(PoolOpened(refusal=error.message))

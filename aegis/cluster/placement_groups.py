@@ -56,9 +56,9 @@ class PlacementGroups:
         else:
             await asyncio.to_thread(_remove, bundle.group)
 
-    async def node(self, instance: InstanceId) -> tuple[str, list[int]]:
-        """The node of its bundle now, and the GPUs of that node that are in it. Waits while the bundle has no node, or
-        that is lost. Raises UserError, also where the node says nothing."""
+    async def node(self, instance: InstanceId) -> tuple[str, list[str]]:
+        """The node of its bundle now, and the GPUs of that node that are in it, as Ray names them. Waits while the
+        bundle has no node, or that is lost. Raises UserError, also where the node says nothing."""
         timeouts = 0
         while True:
             node = await asyncio.to_thread(self._node, instance)
@@ -105,7 +105,7 @@ class PlacementGroups:
         node = placement_group_table(bundle.group)["bundles_to_node_id"].get(bundle.at)
         return node if node in alive() else None
 
-    def _gpus(self, instance: InstanceId) -> list[int] | None:
+    def _gpus(self, instance: InstanceId) -> list[str] | None:
         """A task that asks for all of a bundle's GPUs gets these, and no other process does while the bundle is
         ours. None if its node is lost, which Ray may not have noticed yet. Raises TimeoutError, UserError."""
         if "GPU" not in self._need:
@@ -117,7 +117,7 @@ class PlacementGroups:
         placed = PlacementGroupSchedulingStrategy(bundle.group, placement_group_bundle_index=bundle.at)
         task = ray.remote(_own_gpus).options(num_cpus=0, num_gpus=self._need["GPU"], scheduling_strategy=placed)
         try:
-            given: list[int] = ray.get(task.remote(), timeout=_PLACED_S)
+            given: list[str] = ray.get(task.remote(), timeout=_PLACED_S)
         except ray.exceptions.RayTaskError as error:
             raise not_run_there(error) from None
         except ray.exceptions.GetTimeoutError:
@@ -133,10 +133,11 @@ def _remove(group: Any) -> None:
     remove_placement_group(group)
 
 
-def _own_gpus() -> list[int]:
+def _own_gpus() -> list[str]:
+    """Of a node that was started with CUDA_VISIBLE_DEVICES they are the numbers, or UUIDs, that this holds."""
     import ray
 
-    return [int(gpu) for gpu in ray.get_gpu_ids()]
+    return [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
 def missing_room(need: Mapping[str, float], count: int, free: Sequence[Mapping[str, float]]) -> str:

@@ -169,9 +169,9 @@ class RemoteMachine:
             raise OSError(0, "its machine is lost") from None
         return RemoteProcesses(self, key, pid)
 
-    async def open_pool(self, kind: str, nbytes: int, ordinal: int) -> RemotePool | str:
-        """Or why there is none. Raises MachineLost."""
-        answer = await self.call("open_pool", kind, nbytes, ordinal)
+    async def open_pool(self, kind: str, nbytes: int, gpu: str) -> RemotePool | str:
+        """Of the GPU that Ray has by this name, or why there is none. Raises MachineLost."""
+        answer = await self.call("open_pool", kind, nbytes, gpu)
         opened = msgspec.msgpack.decode(answer, type=PoolOpened)
         return opened.refusal or RemotePool(self, opened)
 

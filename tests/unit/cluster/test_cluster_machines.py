@@ -131,7 +131,7 @@ def test_a_machine_that_does_not_answer_is_lost(
 class Placed:
     """As Ray has placed all."""
 
-    async def node(self, _instance: InstanceId) -> tuple[str, list[int]]:
+    async def node(self, _instance: InstanceId) -> tuple[str, list[str]]:
         return NODE, []
 
 
@@ -218,11 +218,11 @@ def test_a_device_whose_opening_nobody_waited_for_is_not_taken_for_another() -> 
         machine = RemoteMachine(
             MachineId("machine-0"), NODE, Actor(open_pool=open_pool, end_pool=ended.append), Actor()
         )
-        opening = asyncio.create_task(machine.open_pool("cpu", PAGE, 0))
+        opening = asyncio.create_task(machine.open_pool("cpu", PAGE, ""))
         await asyncio.sleep(0)
         opening.cancel()
         await asyncio.wait({opening})
-        pool = await machine.open_pool("cpu", 2 * PAGE, 0)
+        pool = await machine.open_pool("cpu", 2 * PAGE, "")
         assert isinstance(pool, RemotePool)
         await pool.end()
         assert [there._pools[number].page_count for number in ended] == [2] and len(there._pools) == 2

@@ -61,11 +61,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ray = pytest.importorskip("ray", reason="no Ray; pip install -e '.[ray]'")
     found: list[Any] = []
 
-    def get(_reference: object, *, timeout: float) -> list[int]:
+    def get(_reference: object, *, timeout: float) -> list[str]:
         answer = found.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return cast(list[int], answer)
+        return cast(list[str], answer)
 
     task = SimpleNamespace(options=lambda **_: task, remote=lambda: None)
     monkeypatch.setattr(ray, "remote", lambda _function: task)
@@ -75,18 +75,26 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def node_of_instance() -> tuple[str, list[int]]:
+def node_of_instance() -> tuple[str, list[str]]:
     placement = PlacementGroups(Cluster("127.0.0.1", "local"), {"GPU": 1.0})
     placement._bundles[INSTANCE] = placement_groups._Bundle(cast(Any, None), 0, 1)
     return asyncio.run(placement.node(INSTANCE))
+
+
+@pytest.mark.parametrize("gpus", [[4, 5], ["GPU-8932f937"]])
+def test_gpus_have_the_names_that_their_node_has(gpus: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """UUIDs where the node was started with these."""
+    ray = pytest.importorskip("ray", reason="no Ray; pip install -e '.[ray]'")
+    monkeypatch.setattr(ray, "get_gpu_ids", lambda: gpus)
+    assert placement_groups._own_gpus() == [str(gpu) for gpu in gpus]
 
 
 def test_a_node_that_is_lost_before_it_says_its_gpus_is_waited_for(answers: list[Any]) -> None:
     """An error would end the server."""
     from ray.exceptions import GetTimeoutError, WorkerCrashedError
 
-    answers += [GetTimeoutError(), WorkerCrashedError(), [3]]
-    assert node_of_instance() == ("a-node", [3])
+    answers += [GetTimeoutError(), WorkerCrashedError(), ["3"]]
+    assert node_of_instance() == ("a-node", ["3"])
 
 
 def test_a_node_that_never_says_its_gpus_is_not_asked_for_ever(answers: list[Any]) -> None:
