@@ -174,10 +174,10 @@ class DecodeCore:
                 pass
             case MeetProxy() | Ping() | Shutdown():
                 raise AssertionError(f"not for a decode instance: {event}")
-        self._ask(now_ns, *self._advance(now_ns))
+        self._append_runs(now_ns, *self._advance(now_ns))
         return self._effects.take()
 
-    def _ask(self, now_ns: int, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
+    def _append_runs(self, now_ns: int, begun: bool, divide: DivideDevice | None, beside: Batch | None) -> None:
         """Puts the runs that begin, or are to end, behind everything else."""
         surplus = self._kv.surplus_slabs()
         if surplus:
@@ -369,9 +369,9 @@ class DecodeCore:
             elif not shared:
                 self._break(sequence, event.reason)
         if shared:
-            self._part(stepped, rows)
+            self._run_apart(stepped, rows)
 
-    def _part(self, stepped: Stepping, rows: tuple[Row, ...]) -> None:
+    def _run_apart(self, stepped: Stepping, rows: tuple[Row, ...]) -> None:
         """A step of prompts and others has failed and has made nothing. Each prompt is run again, in steps of its own,
         so that the one at fault fails alone."""
         for sequence, row in zip(stepped, rows, strict=False):
@@ -487,7 +487,7 @@ class DecodeCore:
             if not self._eviction.load(model):
                 return self._stuck(turn)
             turn.loads(now_ns)
-        if self._rotation.waits(turn, now_ns):
+        if self._rotation.rotate(turn, now_ns):
             return False
         ready = [s for s in self._there(turn.batch) if self._eviction.grow(s)]
         # who decodes has to wait in turns that do not: else what is to be prefilled would be refused its room for ever

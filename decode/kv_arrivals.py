@@ -74,7 +74,7 @@ class Arrivals:
 
     def advance(self, *, idle: bool) -> None:
         """Fetches KV for which there are host blocks. If none are left, and this instance is `idle` and will give none
-        back either, the youngest sequences are given up."""
+        back either, all that wait are given up, the youngest first."""
         while self._waiting:
             sequence = self._waiting[0]
             assert sequence.handle is not None

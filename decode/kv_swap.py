@@ -27,7 +27,7 @@ from aegis.core.messages import (
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, KeptPrefix, KvHandle
 from decode.sequences import Counters, Room, Sequence, Where
-from memory.common_prefix import alike
+from memory.common_prefix import common_tokens
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
 from memory.slab_pool import NoBlocks
@@ -45,7 +45,7 @@ def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence
         if other is sequence or other.where is not Where.DEVICE or other.job.served != served or there <= most:
             continue
         if other.job.prompt[:most] == tokens[: min(most, len(other.job.prompt))]:
-            same = alike(tokens, (*other.job.prompt, *other.made)[:there])
+            same = common_tokens(tokens, (*other.job.prompt, *other.made)[:there])
             if same > most:
                 best, most = other, same
     return best, most
@@ -131,7 +131,7 @@ class KvSwap:
                     break
                 sequence.arrival = None
                 if sequence.prefix:
-                    self._check(sequence, sequence.prefix)
+                    self._ask_if_kept(sequence, sequence.prefix)
                 else:
                     self._there(sequence)
                     self._release_host(sequence)
@@ -167,7 +167,7 @@ class KvSwap:
             return False
         tokens, most = (*sequence.job.prompt, *sequence.job.sent)[:-1], sequence.reused + sequence.block_tokens - 1
         alikes = [other.job for other in ahead if other.job.adapter == sequence.job.adapter]
-        return any([alike(tokens, (*other.prompt, *other.sent)) > most for other in alikes])
+        return any([common_tokens(tokens, (*other.prompt, *other.sent)) > most for other in alikes])
 
     def give_up_offers(self) -> None:
         """Drops the offers that the node has not answered; their blocks leave the device at once."""
@@ -188,7 +188,7 @@ class KvSwap:
         self._ledger.device.commit(sequence.shape, sequence.device)
         sequence.where = Where.DEVICE
 
-    def _check(self, sequence: Sequence, prefix: KeptPrefix) -> None:
+    def _ask_if_kept(self, sequence: Sequence, prefix: KeptPrefix) -> None:
         job = sequence.job
         self._checking[job.request, job.attempt] = sequence
         self._send(CheckPrefix(job.request, job.attempt, prefix.entry))

@@ -1,4 +1,4 @@
-"""Which sequences run, and that proxies are told."""
+"""Which sequences run, and the messages by which proxies learn that this has changed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.request import Job
 from aegis.core.views import BatchView, RoundPolicy
 from aegis.core.wording import ALONE, among, due, duration, since, takes
-from decode.slack import begin_by_ns, change_ns
+from decode.slack import begin_by_ns, until_first_run_ns
 
 _PAUSES = {
     True: ("a step", "its streams have had no token for half of their gap"),
@@ -81,7 +81,7 @@ def wants(batch: BatchView, now_ns: int) -> str:
 
 def cost_ns(batch: BatchView) -> int:
     """The time that passes before the batch's first decode step."""
-    return change_ns(batch) + batch.prefill_ns
+    return until_first_run_ns(batch) + batch.prefill_ns
 
 
 def slack_ns(batch: BatchView, now_ns: int) -> int | None:

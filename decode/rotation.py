@@ -49,10 +49,11 @@ class Rotation:
         self._bytes_per_s = hardware.copy_bytes_per_s
         self._reasons = reasons
 
-    def waits(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Between two runs of the turn: who leaves comes last among the batch's sequences, and who is to come is first,
-        for in that order they are brought in. Where something leaves already, its room is waited for. Whether no run
-        may begin, because the host has to give slabs first and it would be in the way of who leaves."""
+    def rotate(self, turn: RunningTurn, now_ns: int) -> bool:
+        """Rotates rows between two runs of the turn: who leaves comes last among the batch's sequences, and who is to
+        come is first, for in that order they are brought in. Where something leaves already, its room is waited for.
+        Returns whether no run may begin yet, because the host has to give slabs first and it would be in the way of who
+        leaves."""
         batch, ledger = turn.batch, self._ledger
         asked = ledger.balloon.request_state is PageRequestState.ASKED
         if ledger.device.moving or asked or not (turn.decodes and self._lacks_room(batch)):

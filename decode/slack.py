@@ -13,12 +13,12 @@ def begin_by_ns(batch: BatchView) -> int:
     if by_ns is None or (due is not None and due < by_ns):
         by_ns = due
     assert by_ns is not None, "a batch that waits for no token"
-    by_ns -= batch.step_ns  # and `change_ns`, without a call: with many models this is most of a plan
+    by_ns -= batch.step_ns  # and `until_first_run_ns`, without a call: with many models this is most of a plan
     if not batch.resident:
         by_ns -= batch.switch_ns
     return by_ns if batch.active else by_ns - batch.change_ns
 
 
-def change_ns(batch: BatchView) -> int:
+def until_first_run_ns(batch: BatchView) -> int:
     """The time until its first run can begin."""
     return (0 if batch.resident else batch.switch_ns) + (0 if batch.active else batch.change_ns)

@@ -208,7 +208,7 @@ class WorkList:
         """A batch that is given the turn takes over the other ones of its model, where they fit: steps read all weights
         for each batch. Nobody has to wait longer for that."""
         for other in [b for b in self.batches if b.model == batch.model and b is not batch and not b.beside]:
-            if other is not self.paused and self._fit(batch, other.sequences, capacity_blocks):
+            if self._fit(batch, other.sequences, capacity_blocks):
                 batch.resting = None
                 batch.sequences += other.sequences
                 batch.waiting += other.waiting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+def common_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     """The number of tokens that both begin with, found by halving, because slices are compared faster than tokens."""
     same, differs = 0, min(len(one), len(other))
     if one[:differs] == other[:differs]:

@@ -356,7 +356,7 @@ class PrefillCore:
 
     def _goes_on(self, running: Running) -> Running | None:
         """The job, once it is known what it goes on from."""
-        return running if self._prefix_reuse and self._prefix_reuse.came(running) else None
+        return running if self._prefix_reuse and self._prefix_reuse.may_run_now(running) else None
 
     def _forfeit(self, running: Running) -> None:
         """Frees what was reserved for it."""

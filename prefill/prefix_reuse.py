@@ -17,7 +17,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import CheckPrefix, FromInstance, PrefixChecked, Reused
 from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job
-from memory.common_prefix import alike
+from memory.common_prefix import common_tokens
 from memory.ledger import Ledger
 from prefill.eviction import Counters
 from prefill.queue import Running
@@ -84,10 +84,13 @@ class PrefixReuse:
             return False
         size = self._ledger.specs[job.model].manifest.kv.block_tokens
         alikes = [other for other in ahead if other.served == job.served]
-        return job.kept is not None or any([alike(_tokens(job)[:-1], _tokens(other)) >= size for other in alikes])
+        return job.kept is not None or any(
+            [common_tokens(_tokens(job)[:-1], _tokens(other)) >= size for other in alikes]
+        )
 
-    def came(self, running: Running) -> bool:
-        """Whether the job can be run now, after an event."""
+    def may_run_now(self, running: Running) -> bool:
+        """Whether the job can be run now, once the node has answered. As soon as its kept KV has been copied, the node
+        is asked whether it was still kept."""
         if running.checked:
             running.checked = False
             return True
@@ -110,7 +113,7 @@ class PrefixReuse:
             return False
         if not past.held and self._ledger.transfers.passed(past.event):
             return False
-        tokens = alike(_tokens(job)[:-1], past.tokens)
+        tokens = common_tokens(_tokens(job)[:-1], past.tokens)
         if tokens < job.kept_tokens + shape.block_tokens:
             return False
         count = shape.blocks_for(tokens)
@@ -121,7 +124,7 @@ class PrefixReuse:
     def _is_of_use(self, past: _Past, job: Job) -> bool:
         if job.served != past.model or job.is_whole:
             return False
-        return alike(_tokens(job)[:-1], past.tokens) >= job.kept_tokens + past.shape.block_tokens
+        return common_tokens(_tokens(job)[:-1], past.tokens) >= job.kept_tokens + past.shape.block_tokens
 
     def _begin_at(self, running: Running, tokens: int) -> None:
         """The engine does not learn then that the run is the job's first."""

@@ -39,7 +39,7 @@ class Running:
     rank_ns: int = 0  # arrival, shifted by priority, and length: a job in pieces is overtaken by those with less
     prefill_ns: int = 0  # the time of its pieces
     arrival: EventHandle | None = None  # of that, until it is there
-    checked: bool = False  # whether it was still kept: the run can begin
+    checked: bool = False  # the node has said whether it was still kept: the run can begin
 
 
 class Queue:

@@ -14,7 +14,7 @@ from aegis.node.control_commands import NodeControl
 from aegis.node.node import Node
 from aegis.telemetry.logs import log
 from aegis.telemetry.spans import SpanKind
-from proxy.routing.roles import Change, Changed, LoadsSampled, RoleLoad, RolePolicy
+from proxy.routing.roles import LoadsSampled, RoleChange, RoleChanged, RoleLoad, RolePolicy
 from proxy.routing.router import Router
 
 _LOOK_S = 1.0
@@ -38,7 +38,7 @@ class RoleShift:
             await asyncio.sleep(_LOOK_S)
             for change in self._policy.on(self._sample(), self._clock.now_ns()):
                 await self._change(change)
-                self._policy.on(Changed(), self._clock.now_ns())
+                self._policy.on(RoleChanged(), self._clock.now_ns())
 
     def _sample(self) -> LoadsSampled:
         pool, loads = self._node.pool, self._core.load_ppm()
@@ -55,7 +55,7 @@ class RoleShift:
             return 0
         return self._node.metrics.work.worked_ns(name, SpanKind.PREFILL, SpanKind.SWITCH)
 
-    async def _change(self, change: Change) -> None:
+    async def _change(self, change: RoleChange) -> None:
         told = {"instance": change.instance, "role": change.role, "why": change.why}
         log(_logger, logging.WARNING, "instance changes its role", told)
         try:

@@ -45,7 +45,7 @@ class Schedule:
         self._line = line
         self._load_ns = load_ns
         self._now_ns = now_ns
-        self._beyond: list[int] = []  # the head
+        self._beyond: list[int] = []  # jobs after the first `HEAD`, which are not considered
         self._last: dict[ModelId, Run] = {}  # of each model
 
     def save(self, *, all_or_none: bool = False) -> bool:
@@ -92,7 +92,7 @@ class Schedule:
         return False
 
     def _save(self, at: int) -> None:
-        if self._joins(at):
+        if self._join_last_run(at):
             return
         model = self._line[at].model
         goes_on = bool(self.runs) and self.runs[-1].model == model
@@ -101,8 +101,8 @@ class Schedule:
         while self._somebody_is_late():
             self._sacrifice()
 
-    def _joins(self, at: int) -> bool:
-        """The last run of the job's model."""
+    def _join_last_run(self, at: int) -> bool:
+        """Puts the job into the last run of its model if nobody is late by that; whether it did."""
         job = self._line[at]
         run = self._last.get(job.model)
         if run is None or run.end_ns + job.prefill_ns > job.due_ns or not self._can_grow(run, job.prefill_ns):

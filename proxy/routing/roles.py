@@ -50,15 +50,15 @@ class LoadsSampled(Struct, frozen=True):
     loads: tuple[RoleLoad, ...]
 
 
-class Changed(Struct, frozen=True):
+class RoleChanged(Struct, frozen=True):
     """The change that was wanted has been done, or refused."""
 
 
-Event = LoadsSampled | Changed
+Event = LoadsSampled | RoleChanged
 
 
-class Change(Struct, frozen=True):
-    """Answered by `Changed`."""
+class RoleChange(Struct, frozen=True):
+    """Answered by `RoleChanged`."""
 
     instance: InstanceId
     role: Role
@@ -76,17 +76,17 @@ class RolePolicy:
         self._worked: deque[tuple[int, int]] = deque()  # when, and by all prefill instances
         self._prefills: tuple[InstanceId, ...] = ()  # whose work that is
 
-    def on(self, event: Event, now_ns: int) -> list[Change]:
+    def on(self, event: Event, now_ns: int) -> list[RoleChange]:
         """Takes one event; returns what is to change: one instance at most, and none while another one does."""
         match event:
-            case Changed():
+            case RoleChanged():
                 self._changing, self._settled_ns = False, now_ns + SETTLED_NS
                 self._short = None
             case LoadsSampled(loads):
                 return self._on_loads(loads, now_ns)
         return []
 
-    def _on_loads(self, loads: Sequence[RoleLoad], now_ns: int) -> list[Change]:
+    def _on_loads(self, loads: Sequence[RoleLoad], now_ns: int) -> list[RoleChange]:
         prefills = [load for load in loads if load.role is Role.PREFILL]
         decodes = [load for load in loads if load.role is Role.DECODE]
         self._note_work(prefills, now_ns)
@@ -103,7 +103,7 @@ class RolePolicy:
         chosen = min(gives, key=lambda load: (load.load_ppm, load.instance))
         self._changing = True
         why = f"{short} is loaded {_percent(takes)} %, {chosen.role} {_percent(gives)} %"
-        return [Change(chosen.instance, short, why)]
+        return [RoleChange(chosen.instance, short, why)]
 
     def _short_role(self, prefills: Sequence[RoleLoad], decodes: Sequence[RoleLoad]) -> Role | None:
         if not prefills or not decodes:

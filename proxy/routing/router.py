@@ -369,7 +369,7 @@ class Router:
             return
         self._deliver(request, session, message.first, message.tokens)
         if finish:
-            self._unmirror(request, session)
+            self._uncount(request, session)
             self._end(request, Step.FINISH, reason=finish)
 
     def _prefilled(self, message: Prefilled) -> None:
@@ -446,7 +446,7 @@ class Router:
         if kv is None:
             self._replay(request)
             return
-        self._unmirror(request, session)
+        self._uncount(request, session)
         session.state = advance(session.state, Step.PREEMPT)
         session.prefill, session.decode, session.kv = kv.owner, None, kv
         self._place_decode(request)
@@ -553,7 +553,7 @@ class Router:
 
     def _replay(self, request: RequestId) -> None:
         session = self._sessions[request]
-        self._unmirror(request, session)
+        self._uncount(request, session)
         session.state = advance(session.state, Step.REPLAY)
         session.job = replace(session.job, attempt=session.job.attempt + 1, sent=tuple(session.sent))
         session.prefill = session.decode = session.kv = None
@@ -573,9 +573,9 @@ class Router:
             self._release(session.kv.owner, request, attempt)
         elif session.prefill is not None and session.prefill in self._prefills:
             self._out.append(To(session.prefill, Cancel(request, attempt)))
-        self._unmirror(request, session)
+        self._uncount(request, session)
 
-    def _unmirror(self, request: RequestId, session: Session) -> None:
+    def _uncount(self, request: RequestId, session: Session) -> None:
         self._first_tokens.remove(request)
         self._moves.left(session.job.model, request)
         if session.prefill is not None and session.prefill in self._prefills:

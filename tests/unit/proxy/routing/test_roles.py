@@ -18,9 +18,9 @@ from proxy.routing.roles import (
     SETTLED_NS,
     SHORT_PPM,
     SPARE_PPM,
-    Change,
-    Changed,
     LoadsSampled,
+    RoleChange,
+    RoleChanged,
     RoleLoad,
     RolePolicy,
 )
@@ -40,12 +40,12 @@ class Pool:
         self.worked_ns = dict.fromkeys(self.roles, 0)
         self.policy = RolePolicy()
         self.now_ns = 7 * NS_PER_S
-        self.changes: list[tuple[int, Change]] = []
+        self.changes: list[tuple[int, RoleChange]] = []
 
     def of(self, role: Role) -> list[InstanceId]:
         return [name for name, its in self.roles.items() if its is role]
 
-    def look(self) -> list[Change]:
+    def look(self) -> list[RoleChange]:
         dealt = {role: round(self.loads[role] * PPM / len(self.of(role))) for role in (P, D)}
         loads = [RoleLoad(name, role, dealt[role], self.worked_ns[name]) for name, role in self.roles.items()]
         return self.policy.on(LoadsSampled(tuple(loads)), self.now_ns)
@@ -58,13 +58,13 @@ class Pool:
                 self.roles[change.instance] = change.role
                 assert self.of(P) and self.of(D), "R1"
                 self.changes.append((self.now_ns, change))
-                self.policy.on(Changed(), self.now_ns)
+                self.policy.on(RoleChanged(), self.now_ns)
             self.now_ns += LOOK_NS
             for name in self.of(P):
                 self.worked_ns[name] += round(LOOK_NS * min(1.0, self.worked / len(self.of(P))))
 
 
-def _names(changes: Sequence[tuple[int, Change]]) -> list[tuple[str, Role]]:
+def _names(changes: Sequence[tuple[int, RoleChange]]) -> list[tuple[str, Role]]:
     return [(change.instance, change.role) for _, change in changes]
 
 
@@ -118,7 +118,7 @@ def test_nothing_changes_while_something_does_and_for_a_while_after() -> None:
     assert [change.instance for change in pool.look()] == ["i-1"]
     pool.now_ns += 10 * HELD_NS
     assert pool.look() == [], "it is under way"
-    pool.policy.on(Changed(), pool.now_ns)
+    pool.policy.on(RoleChanged(), pool.now_ns)
     changed_ns = pool.now_ns
     pool.run(SETTLED_NS + HELD_NS + 2 * LOOK_NS)
     ((again_ns, _),) = pool.changes
