@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -17,6 +19,7 @@ from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Effect, EndRun
 from aegis.core.errors import UserError
 from aegis.core.events import InstanceEvent, Tick
+from aegis.core.ids import InstanceId
 from aegis.core.messages import DropProxy, Greeting, ImageCached, MeetProxy, Ping, Pong, Ready, Shutdown
 from aegis.engine.parallel.group import RanksLost
 from aegis.instance.executor import EffectExecutor
@@ -31,6 +34,7 @@ from aegis.instance.span_log import SpanLog
 from aegis.process import garbage_collection
 from aegis.telemetry import logs
 from aegis.telemetry.instance_reports import Reporter
+from aegis.transport.failures import LinkBroken
 from memory.balloon import OWING_NS
 
 _IDLE_NS = 100 * NS_PER_MS
@@ -75,7 +79,7 @@ class Instance:
 
     def serve(self) -> None:
         """Runs until `Shutdown`, one event at a time: messages first, then what the streams and lanes completed, then
-        the end of a run on the whole device."""
+        the end of a run on the whole device. Raises LinkBroken."""
         self._link.send([Ready(os.getpid())])
         self._loop_progress.up = True
         answers: list[InstanceEvent] = []
@@ -179,35 +183,48 @@ class Instance:
             self._link.send([report])
 
 
+def exit_code(instance: InstanceId, serve: Callable[[], None]) -> int:
+    """That of a process which does this, and says why where it fails."""
+    try:
+        serve()
+    except UserError as error:
+        sys.stderr.write(f"aegis: {instance}: {error.message}\n")
+        return 2
+    except LinkBroken as error:
+        sys.stderr.write(f"aegis: {instance}: {error}; it is started again\n")
+        return 3
+    except RanksLost:
+        return 3
+    return 0
+
+
 def main() -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when it ends
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
+    return exit_code(settings.instance, partial(_serve, settings))
+
+
+def _serve(settings: InstanceSettings) -> None:
+    """Raises UserError, LinkBroken and RanksLost."""
     loop_progress = LoopProgress()
-    try:
-        agent = HeartbeatAgent(
-            settings.bus,
-            loop_progress,
-            instance=settings.instance,
-            incarnation=settings.incarnation,
-            role=settings.role,
-        )
-        agent.start()
-        os.nice(_NICENESS)  # of this thread and those that it starts
-        with open_parts(settings) as parts:
-            instance = Instance(parts, loop_progress)
-            garbage_collection.collect_seldom()
-            instance.serve()
-            instance.close()
-        agent.close()
-    except UserError as error:
-        sys.stderr.write(f"aegis: {settings.instance}: {error.message}\n")
-        return 2
-    except RanksLost:
-        return 3
-    return 0
+    agent = HeartbeatAgent(
+        settings.bus,
+        loop_progress,
+        instance=settings.instance,
+        incarnation=settings.incarnation,
+        role=settings.role,
+    )
+    agent.start()
+    os.nice(_NICENESS)  # of this thread and those that it starts
+    with open_parts(settings) as parts:
+        instance = Instance(parts, loop_progress)
+        garbage_collection.collect_seldom()
+        instance.serve()
+        instance.close()
+    agent.close()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,35 @@
 """Links between machines: CURVE sockets of ZeroMQ (CurveZMQ, RFC 26), with keys made at launch.
 
 A peer that does not know the public key of the market cannot send anything: only instances get the key, so it serves as
-their password. A link that breaks is mended, and messages sent meanwhile wait for it.
+their password.
+
+A connection that breaks takes the messages along that were under way, so no other is made in its place: the instance
+ends, and its requests are replayed elsewhere, as if it had been killed. It learns of a break from its own end of the
+connection, or from heartbeats that stay away. An instance that has lost a proxy goes on, if the node drops that proxy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
 
 from aegis.transport.addresses import Keys
+from aegis.transport.failures import LinkBroken
 
 _AT_ONCE = 256  # messages: others come in between, however much is said
+_HEARTBEAT_MS = 5_000
+_SILENT_MS = 30_000
+"""A peer that is silent for so long is gone."""
+
+_RECONNECT_MS = 60_000
+"""By then a process whose link is broken has ended. A port that cannot be reached at first is tried again then, too."""
+
+_DROPPED_WITHIN_S = 10.0
+"""A proxy whose link breaks alone has ended itself, which the node, on the same machine, sees and says sooner."""
 
 
 def new_keys() -> Keys:
@@ -23,10 +38,17 @@ def new_keys() -> Keys:
 
 
 class CurveWire:
-    """One end of a connection."""
+    """One end of a connection. `monitor` can be read once it has broken; then it is closed, and `broke_s` set."""
 
-    def __init__(self, wire: zmq.Socket[bytes]) -> None:
+    def __init__(self, wire: zmq.Socket[bytes], address: str) -> None:
         self.socket = wire
+        self.address = address
+        self.monitor: zmq.Socket[bytes] | None = wire.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.broke_s: float | None = None
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self.socket.poll(0))
 
     def send(self, body: bytes) -> None:
         """Queues at once. If another peer listens at the address by now, or refuses us, there is no queue any more and
@@ -44,7 +66,8 @@ class CurveWire:
 
 
 class CurveWires:
-    """The wires of one thread, which waits for any of them. `market_key` is the public one."""
+    """The wires of one thread, which waits for any of them; the first is the node's, the others are proxies'.
+    `market_key` is the public one."""
 
     def __init__(self, identity: str, market_key: str) -> None:
         self._context = zmq.Context()
@@ -58,16 +81,21 @@ class CurveWires:
         wire.setsockopt(zmq.IDENTITY, self._identity)
         wire.setsockopt(zmq.LINGER, 1000)
         wire.set_hwm(0)
+        wire.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        _set_heartbeats(wire)
         wire.curve_publickey, wire.curve_secretkey = zmq.curve_keypair()
         wire.curve_serverkey = self._market_key
+        connected = CurveWire(wire, address)
         wire.connect(address)
         self._poller.register(wire, zmq.POLLIN)
-        self._wires.append(CurveWire(wire))
-        return self._wires[-1]
+        self._poller.register(connected.monitor, zmq.POLLIN)
+        self._wires.append(connected)
+        return connected
 
     def cut(self, wire: CurveWire) -> None:
         """Messages that were sent on it and not received yet never are."""
         self._wires.remove(wire)
+        self._end_monitor(wire)
         self._poller.unregister(wire.socket)
         wire.socket.close(linger=0)
 
@@ -76,14 +104,50 @@ class CurveWires:
         self._poller.register(descriptor, zmq.POLLIN)
 
     def wait(self, timeout_ms: int) -> list[CurveWire]:
-        """The links on which something has come."""
-        ready = dict(self._poller.poll(timeout_ms))
+        """The links on which something has come. Raises LinkBroken once all that the node has said is received."""
+        ready = dict(self._poller.poll(self._limited_ms(timeout_ms)))
+        for wire in self._wires:
+            if wire.monitor in ready:
+                wire.broke_s = time.monotonic()
+                self._end_monitor(wire)
+        self._refuse_broken()
         return [wire for wire in self._wires if wire.socket in ready]
 
     def close(self) -> None:
         for wire in self._wires:
+            self._end_monitor(wire)
             wire.socket.close()
         self._context.term()
+
+    def _limited_ms(self, timeout_ms: int) -> int:
+        """To the time at which a link that has broken ends the instance."""
+        left_s = [self._left_s(wire, wire.broke_s) for wire in self._wires if wire.broke_s is not None]
+        return min([timeout_ms, *(max(round(left * 1e3), 0) for left in left_s)])
+
+    def _refuse_broken(self) -> None:
+        """Raises LinkBroken, unless the node has said more: it may have dropped the proxy, or ordered the end."""
+        for wire in self._wires:
+            if wire.broke_s is not None and self._left_s(wire, wire.broke_s) <= 0 and not self._wires[0].has_messages:
+                whose = "the launcher" if wire is self._wires[0] else "a proxy"
+                raise LinkBroken(f"the link to {whose} at {wire.address} broke")
+
+    def _left_s(self, wire: CurveWire, broke_s: float) -> float:
+        within_s = 0.0 if wire is self._wires[0] else _DROPPED_WITHIN_S
+        return broke_s + within_s - time.monotonic()
+
+    def _end_monitor(self, wire: CurveWire) -> None:
+        if wire.monitor:
+            self._poller.unregister(wire.monitor)
+            wire.socket.disable_monitor()
+            wire.monitor.close(linger=0)
+            wire.monitor = None
+
+
+def _set_heartbeats(end: zmq.Socket[bytes]) -> None:
+    """Of either end: a connection whose other end is gone without a word is closed."""
+    end.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    end.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+    end.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MS)
 
 
 class CurvePort:
@@ -100,6 +164,7 @@ class CurvePort:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(0)
+        _set_heartbeats(self._socket)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._socket.bind(address)

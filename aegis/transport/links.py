@@ -29,6 +29,7 @@ from aegis.core.messages import (
     Prefilled,
     PromptLogprobs,
     Reused,
+    Shutdown,
     Started,
     StepsTook,
     SwitchDone,
@@ -38,6 +39,7 @@ from aegis.core.messages import (
 from aegis.telemetry.decisions import Decisions
 from aegis.telemetry.spans import Spans
 from aegis.transport.addresses import Keys, is_local
+from aegis.transport.failures import LinkBroken
 from aegis.transport.unix_sockets import LocalEnd, LocalPort, LocalWire, LocalWires
 
 T = TypeVar("T")
@@ -98,7 +100,9 @@ class _Wires(Protocol):
 
     def heed(self, descriptor: int) -> None: ...
 
-    def wait(self, timeout_ms: int) -> Sequence[_Wire]: ...
+    def wait(self, timeout_ms: int) -> Sequence[_Wire]:
+        """Raises LinkBroken."""
+        ...
 
     def close(self) -> None: ...
 
@@ -110,6 +114,7 @@ class InstanceLink:
         self._wires = _wires(node_address, identity, market_key)
         self._node = self._wires.connected(node_address)
         self._proxies: dict[ProxyId, _Wire] = {}
+        self._is_ending = False
 
     def meet(self, proxy: ProxyId, address: str, greeting: Greeting) -> None:
         """Messages about its requests go there from now on, after the greeting."""
@@ -134,14 +139,21 @@ class InstanceLink:
                 wire.send(_encoder.encode(its))
 
     def receive(self, timeout_ns: int) -> list[ToInstance]:
-        """The messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first."""
-        ready = self._wires.wait(-(-timeout_ns // NS_PER_MS))
+        """The messages that are there; waits up to `timeout_ns`, to the next millisecond, for the first. Raises
+        LinkBroken, unless the instance is to end: then the others may be gone before it."""
+        try:
+            ready = self._wires.wait(-(-timeout_ns // NS_PER_MS))
+        except LinkBroken:
+            if not self._is_ending:
+                raise
+            ready = ()
         messages: list[ToInstance] = []
         if self._node in ready:
             messages += _all(_to_instance, self._node.receive())
             for message in messages:
                 if isinstance(message, DropProxy):
                     self.leave(message.proxy)
+                self._is_ending = self._is_ending or isinstance(message, Shutdown)
         for wire in self._proxies.values():
             if wire in ready:
                 messages += _all(_to_instance, wire.receive())
