@@ -89,6 +89,7 @@ class ConfigWatch:
 
     async def _apply(self, before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]) -> None:
         replaced = [model for model, source in after.items() if model in before and _is_another(before[model], source)]
+        replaced = await self._that_can_be_served(replaced, before, after)
         following = self._adapters_that_follow(replaced, before, after)
         replaced += following
         leaving = [*(model for model in before if model not in after), *replaced]
@@ -98,7 +99,7 @@ class ConfigWatch:
                 stay.add(model)
                 self._sources[model] = before[model]  # so that the next edit tries again
         for model, source in after.items():
-            if model in before and model not in replaced and source != before[model]:
+            if model in before and model not in replaced and self._sources[model] != before[model]:
                 await self._change(before[model], source)
         new = [source for model, source in after.items() if model not in before or model in replaced]
         async for source, outcome in self._catalogue.register([source for source in new if source.model not in stay]):
@@ -108,6 +109,23 @@ class ConfigWatch:
                     del self._sources[source.model]  # so that it comes with the edit that mends its base
             else:
                 log(_logger, logging.INFO, "model added", {"model": source.model})
+
+    async def _that_can_be_served(
+        self, replaced: Sequence[ModelId], before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]
+    ) -> list[ModelId]:
+        """Those of the models to be replaced that registration does not refuse. The others go on as they are. What is
+        not served now loses nothing. An adapter is tried with the base that is served, unless that is replaced, too."""
+        refusals: dict[ModelId, str] = {}
+        served = [after[model] for model in replaced if self._catalogue.has(model)]
+        if bases := [source for source in served if not source.adapter]:
+            refusals |= await self._catalogue.refusals(bases)
+        new = {source.model for source in bases} - refusals.keys()
+        if adapters := [each for each in served if each.adapter and not ({each.base} & new if each.base else new)]:
+            refusals |= await self._catalogue.refusals(adapters)
+        for model, refusal in refusals.items():
+            _logger.warning("%s stays as it was: %s", model, refusal)
+            self._sources[model] = before[model]  # so that the next edit tries again
+        return [model for model in replaced if model not in refusals]
 
     def _adapters_that_follow(
         self, replaced: Sequence[ModelId], before: Mapping[ModelId, Source], after: Mapping[ModelId, Source]

@@ -7,12 +7,13 @@ name is free again when every instance has let go of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -24,10 +25,11 @@ from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsNam
 from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
-from aegis.node.catalogue.adapters import adapters_of, find_base, lost_base, refuse_while_adapters, weighed
+from aegis.node.catalogue.adapters import adapters_of, lost_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
 from aegis.node.catalogue.image_text import read_text
 from aegis.node.catalogue.model import CatalogueModel
+from aegis.node.catalogue.spec_maker import SpecMaker
 from aegis.node.catalogue.wire import Wire
 from aegis.node.image_caches import ImageCaches
 from aegis.node.model_fit import misfit, too_short_gap
@@ -66,15 +68,6 @@ class _Leaving:
     dropped: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class _Options(NamedTuple):
-    """Of a registration."""
-
-    report: Report
-    unwanted: RegistrationCancelled | None
-    renew: bool
-    wanted: bool
-
-
 class Catalogue:
     """All models by the names that clients use."""
 
@@ -96,15 +89,19 @@ class Catalogue:
         self._wire = wire
         self.budget = budget
         self._images = images
-        self._registering = register
-        self._dtype = dtype
-        self._engine: EngineName = engine
-        self._ranks = ranks
-        self._weights: WeightsName = weights
-        self._cache_dir = cache_dir
         self._default_slo = default_slo
         self._hardware = hardware
         self._models: dict[ModelId, CatalogueModel] = {}
+        self._specs = SpecMaker(
+            register,
+            self._models,
+            dtype=dtype,
+            engine=engine,
+            ranks=ranks,
+            weights=weights,
+            cache_dir=cache_dir,
+            limit_bytes=budget.pages * budget.page_bytes,
+        )
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = Unloading()
         self._coming: dict[ModelId, RegisteringModel] = {}
@@ -297,16 +294,32 @@ class Catalogue:
                 self._come({model: coming[model]})
             report(model, text)
 
-        turns = self._turns if all([source.path for source in sources]) else self._fetching_turns
         try:
-            async with turns.turn([source.model for source in sources], unwanted):
-                async for source, spec in self._register(sources, report_progress, unwanted, wanted=wanted):
+            async with self._turn(sources, unwanted):
+                async for source, spec in self._specs.make(sources, report_progress, unwanted, wanted=wanted):
                     outcome = await self._became(source, spec, unwanted)
                     if coming.pop(source.model, None):
                         self._come({}, removed=[source.model])
                     yield source, outcome
         finally:
             self._come({}, removed=coming)
+
+    async def refusals(self, sources: Sequence[Source]) -> dict[ModelId, str]:
+        """Why they cannot be served, of those of which registration finds a reason. Nothing is served anew, and models
+        of the same names go on."""
+        refusals: dict[ModelId, str] = {}
+        unwanted = RegistrationCancelled()
+        async with self._turn(sources, unwanted):
+            async for source, found in self._specs.make(sources, unwanted=unwanted, wanted=False):
+                if refusal := found.message if isinstance(found, ModelRefused) else found and self._misfit(found):
+                    refusals[source.model] = refusal
+        return refusals
+
+    def _turn(
+        self, sources: Sequence[Source], unwanted: RegistrationCancelled
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        turns = self._turns if all([source.path for source in sources]) else self._fetching_turns
+        return turns.turn([source.model for source in sources], unwanted)
 
     async def _became(
         self, source: Source, found: ModelSpec | ModelRefused | None, unwanted: RegistrationCancelled
@@ -410,7 +423,7 @@ class Catalogue:
     def make_again(
         self, sources: Sequence[Source], report: Report
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
-        return self._register(sources, report, renew=True)
+        return self._specs.make(sources, report, renew=True)
 
     async def supply_again(self, spec: ModelSpec) -> None:
         await self._images.supply(spec, renewed=True)
@@ -437,54 +450,12 @@ class Catalogue:
     def _weighed(self, spec: ModelSpec) -> ModelSpec:
         return weighed(spec, self._models[spec.base].spec if spec.base else None, self.budget)
 
-    async def _register(
-        self,
-        sources: Sequence[Source],
-        report: Report,
-        unwanted: RegistrationCancelled | None = None,
-        *,
-        renew: bool = False,
-        wanted: bool = True,
-    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
-        """Adapters last, each once its base is there, or is known not to come."""
-        alone = [source for source in sources if not source.adapter]
-        options = _Options(report, unwanted, renew, wanted)
-        if alone:
-            async for outcome in self._made(alone, options):
-                yield outcome
-        by_base: dict[ModelId, list[Source]] = {}
-        for source in [source for source in sources if source.adapter]:
-            base = await find_base(source, self._models)
-            if isinstance(base, ModelRefused):
-                yield source, base
-            else:
-                by_base.setdefault(base.model, []).append(source)
-        for name, adapters in by_base.items():
-            if served := self._models.get(name):
-                async for outcome in self._made(adapters, options, served.spec):
-                    yield outcome
-            else:
-                for source in adapters:
-                    yield source, ModelRefused(f"{source.root}: its base '{name}' was removed")
-
-    def _made(
-        self, sources: Sequence[Source], options: _Options, base: ModelSpec | None = None
-    ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
-        limit_bytes = self.budget.pages * self.budget.page_bytes
-        return self._registering(
-            sources,
-            dtype=self._dtype,
-            engine=self._engine,
-            ranks=self._ranks,
-            weights=self._weights,
-            cache_dir=self._cache_dir,
-            limit_bytes=limit_bytes,
-            report=options.report,
-            unwanted=options.unwanted,
-            renew=options.renew,
-            wanted=options.wanted,
-            base=base,
-        )
+    def _misfit(self, spec: ModelSpec) -> str:
+        """Why it cannot be run here on its terms; empty if it can."""
+        refusal = misfit(self._weighed(spec), self.budget)
+        if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
+            refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
+        return refusal or ""
 
     def _come(self, changed: Mapping[ModelId, RegisteringModel], *, removed: Collection[ModelId] = ()) -> None:
         """Tells proxies at once, so that any of them says that the model is being registered."""
@@ -522,9 +493,7 @@ class Catalogue:
                 await self._leaving[spec.model].dropped.wait()
             if gone := lost_base(source, spec, self._models):
                 return gone
-            refusal = misfit(self._weighed(spec), self.budget)
-            if not refusal and spec.slo.gap_ns != self._default_slo.gap_ns:
-                refusal = too_short_gap(spec, spec.slo.gap_ns, self._hardware)
+            refusal = self._misfit(spec)
             if refusal or spec.model in self._models:
                 return ModelRefused(refusal or f"there is already a model named '{spec.model}'")
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -215,14 +215,53 @@ def test_a_base_leaves_and_comes_again_with_the_adapters_of_the_file(tmp_path: P
         await watch._reload()
         assert models.keys() == before.keys() == {"m0", "a0"}
         assert all(models[name] is not before[name] for name in before)
+
+    with_adapter(tmp_path, work)
+
+
+def test_a_model_whose_new_checkpoint_is_refused_goes_on_as_it_was_and_so_do_its_adapters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(adding: Adding, watch: ConfigWatch, write: Callable[..., None]) -> None:
+        models = adding.catalogue.models()
+        before = dict(models)
         adding.registrar.refusal = "cannot be read"
-        write("bfloat16", "m0", "a0")
+        write("float32", "m0", "a0")
         await watch._reload()
-        assert not models
+        assert models == before and caplog.messages == ["m0 stays as it was: cannot be read"]
         adding.registrar.refusal = ""
-        write("auto", "m0", "a0")
+        write("float32", "m0", "a0")
         await watch._reload()
-        assert models.keys() == {"m0", "a0"}
+        assert models.keys() == before.keys()
+        assert all(models[name] is not before[name] for name in before), "the next edit tries again"
+
+    with_adapter(tmp_path, work)
+
+
+def test_a_checkpoint_that_does_not_fit_takes_nobody_s_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(adding: Adding, watch: ConfigWatch, write: Callable[..., None]) -> None:
+        before = dict(adding.catalogue.models())
+        manifest = replace(adding.registrar.spec.manifest, image_bytes=1 << 40)
+        adding.registrar.spec = replace(adding.registrar.spec, manifest=manifest)
+        write("float32", "m0", "a0")
+        await watch._reload()
+        assert adding.catalogue.models() == before
+        (line,) = caplog.messages
+        assert line.startswith("m0 stays as it was: ") and "raise --device-memory" in line
+
+    with_adapter(tmp_path, work)
+
+
+def test_an_adapter_whose_new_checkpoint_is_refused_goes_on_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(adding: Adding, watch: ConfigWatch, write: Callable[..., None]) -> None:
+        before = dict(adding.catalogue.models())
+        write("auto", "m0", "a0", moved={"a0": str(tmp_path / "typo")})
+        await watch._reload()
+        assert adding.catalogue.models() == before
+        (line,) = caplog.messages
+        assert line.startswith("a0 stays as it was: ")
 
     with_adapter(tmp_path, work)
 
@@ -258,9 +297,10 @@ def with_adapter(
     file = directory / "aegis.yaml"
     entries = {"m0": {"path": "checkpoint"}, "a0": {"path": adapter_in(directory), "base": "m0"}}
 
-    def write(dtype: str, *names: str) -> None:
+    def write(dtype: str, *names: str, moved: Mapping[str, str] | None = None) -> None:
         entries["m0"]["dtype"] = dtype
-        file.write_text(yaml.safe_dump({"models": {name: entries[name] for name in names}}))
+        places = {name: {"path": path} for name, path in (moved or {}).items()}
+        file.write_text(yaml.safe_dump({"models": {name: entries[name] | places.get(name, {}) for name in names}}))
 
     def read() -> Config:
         return load({"config": file}, {})
