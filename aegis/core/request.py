@@ -30,6 +30,7 @@ class Failure(StrEnum):
     MODEL_REMOVED = "model_not_found"
     MODEL_NOT_FETCHED = "model_not_fetched"
     NO_PLACE = "no_place"
+    SHUTTING_DOWN = "shutting_down"
     SLOW_GRAMMAR = "slow_grammar"
     SLOW_GRAMMARS = "slow_grammars"
 

@@ -67,6 +67,7 @@ _STATUS = {
     Failure.MODEL_REMOVED: 404,
     Failure.MODEL_NOT_FETCHED: 503,
     Failure.NO_PLACE: 503,
+    Failure.SHUTTING_DOWN: 503,
     Failure.SLOW_GRAMMAR: 400,
     Failure.SLOW_GRAMMARS: 503,
 }

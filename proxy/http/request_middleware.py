@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
+from aegis.core.request import Failure
 from aegis.telemetry.logs import Value, log
 from proxy.http.anthropic_errors import is_anthropic
 from proxy.http.errors import error_reply
@@ -26,7 +27,7 @@ _NO_GUESSING = (b"x-content-type-options", b"nosniff")
 """A browser does not run what is told of requests as a script, whatever it looks like."""
 
 _ENDING = UserError(
-    "the server is shutting down; try another one", status=503, code="shutting_down", kind="server_error"
+    "the server is shutting down; try another one", status=503, code=Failure.SHUTTING_DOWN, kind="server_error"
 )
 _QUIET = frozenset({"/debug/live", "/health", "/metrics", "/ready"})
 

@@ -20,7 +20,7 @@ from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
 from aegis.core.lifecycle import State
 from aegis.core.limits import Scope
 from aegis.core.messages import Adopt, FromInstance, Greeting, Phase, Started, Submit
-from aegis.core.request import PRIORITY_MAX, Job, Sampling
+from aegis.core.request import PRIORITY_MAX, Failure, Job, Sampling
 from aegis.core.role import Role
 from aegis.core.views import Work
 from aegis.telemetry.decisions import DecisionLog
@@ -202,7 +202,7 @@ class Proxy:
         if served.state == "failed":
             raise UserError(f"model '{model}' cannot be served: {served.detail}", status=503)
         if why := self._unavailable():
-            raise UserError(why, status=503, code="shutting_down" if self.draining else None, kind="server_error")
+            raise UserError(why, status=503, code=Failure.SHUTTING_DOWN if self.draining else None, kind="server_error")
         ranked = min(max(priority + served.priority, -PRIORITY_MAX), PRIORITY_MAX)
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
@@ -415,7 +415,8 @@ class Proxy:
             self._metrics.cancelled(ended.request)
             self._history.requests.end(ended.request, "cancelled")
             why = self._unavailable()
-            handle.put(Failed(why, 503) if why else Failed("cancelled", 499))
+            kind = Failure.SHUTTING_DOWN if self.draining else Failure.GENERATION
+            handle.put(Failed(why, 503, kind) if why else Failed("cancelled", 499))
 
 
 def _late(model: ModelId, late_ns: int) -> UserError:

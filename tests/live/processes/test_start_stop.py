@@ -132,6 +132,7 @@ def test_a_signal_ends_the_server_and_tells_every_client(
 
     for stream in _running(tmp_path, checkpoint, stop):
         assert stream.error and stream.error["message"] == "the server is shutting down; try another one"
+        assert stream.error["code"] == "shutting_down"
 
 
 @pytest.mark.long

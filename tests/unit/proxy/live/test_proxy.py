@@ -244,7 +244,7 @@ def test_a_request_fails_with_the_reason_of_its_instance_and_its_kind() -> None:
 def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
     stand = Stand()
     stand.greet(D0)
-    stand.submit()
+    got = stand.submit()
     stand.proxy.deliver(Drain(3.0))
     with pytest.raises(UserError, match="shutting down") as refused:
         stand.submit()
@@ -252,6 +252,7 @@ def test_who_drains_takes_no_more_and_finishes_what_there_is() -> None:
     assert stand.proxy.busy and not stand.sent(Cancel)
     stand.proxy.abandon()
     assert not stand.proxy.busy and stand.sent(Cancel) == ["mixed-0/1"]
+    assert list(got) == [Failed(refused.value.message, 503, Failure.SHUTTING_DOWN)]
 
 
 def test_where_nothing_can_be_served_all_ends_with_the_reason() -> None:

@@ -323,6 +323,7 @@ def test_a_failure_answers_with_its_status_or_ends_the_stream_with_an_error() ->
         (Failure.GENERATION, 500, "server_error"),
         (Failure.MODEL_REMOVED, 404, "invalid_request_error"),
         (Failure.MODEL_NOT_FETCHED, 503, "server_error"),
+        (Failure.SHUTTING_DOWN, 503, "server_error"),
         (Failure.SLOW_GRAMMAR, 400, "invalid_request_error"),
         (Failure.SLOW_GRAMMARS, 503, "server_error"),
     ],
