@@ -41,6 +41,7 @@ from aegis.process import garbage_collection
 from aegis.process.forced_exit import killed_after_signal, on_signals
 from aegis.process.memory_limit import memory_limit
 from aegis.process.open_files import allow_many_open_files
+from aegis.process.tasks import cancelled
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
 from proxy.http.settings import Settings
@@ -141,8 +142,9 @@ async def _serve(
         proxies = await stack.enter_async_context(
             open_proxies(config.server.proxies - 1, template, market, services.store, drain_s=drain_s + CLOSE_S)
         )
-        started = asyncio.create_task(_bring_up(market, proxies, sources, console))
+        started = asyncio.create_task(_bring_up(market, proxies, sources, console, stop))
         if not await _first(started, stop):
+            await _broken_off(started)  # before the registrar, whose end would be told as a refusal
             return 130
         server = http_server(market.proxy, listener, services.store, http)
         serving = asyncio.create_task(server.serve(acceptors(listener)))
@@ -201,14 +203,21 @@ def _proxy_template(
 
 
 async def _first(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
-    """Whether the task ended before the stop; otherwise it goes on. Raises what the task raised."""
+    """Whether the task ended before the stop; otherwise it goes on, if the signal has not ended it, too. Raises what
+    the task raised."""
     waiting = asyncio.create_task(stop.wait())
     await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
-    if task.done():
-        task.result()
-        return True
-    return False
+    if stop.is_set():
+        return False
+    task.result()
+    return True
+
+
+async def _broken_off(task: asyncio.Task[None]) -> None:
+    await cancelled(task)
+    if not task.cancelled():
+        task.exception()  # it failed just now
 
 
 async def _made_first(stop: asyncio.Event) -> bool:
@@ -216,10 +225,7 @@ async def _made_first(stop: asyncio.Event) -> bool:
     making = asyncio.create_task(make_first_models())
     if await _first(making, stop):
         return True
-    making.cancel()
-    await asyncio.wait([making])
-    if not making.cancelled():
-        making.exception()  # it failed just now
+    await _broken_off(making)
     return False
 
 
@@ -263,14 +269,19 @@ def _refuse_to_migrate(config: Config) -> None:
         )
 
 
-async def _bring_up(market: LiveMarket, proxies: ProxySupervisor, sources: list[Source], console: Console) -> None:
-    """Registers everything and waits for the instances and proxies; at least one model has to be served."""
+async def _bring_up(
+    market: LiveMarket, proxies: ProxySupervisor, sources: list[Source], console: Console, stop: asyncio.Event
+) -> None:
+    """Registers everything and waits for the instances and proxies; at least one model has to be served. Ctrl-C ends
+    the registrar, too, and it has refused nothing then."""
     refused = 0
     with console.status("starting") as status:
         report = lambda model, text: status.update(f"{model}: {text}")  # noqa: E731
         async for source, outcome in market.node.catalogue.register(sources, report):
             if isinstance(outcome, ModelRefused):
                 refused += 1
+                if stop.is_set():
+                    continue
                 console.print(f"refused {source.model}: {outcome.message}", highlight=False, markup=False)
         if refused == len(sources):
             raise UserError("no model can be served; see the reasons above")

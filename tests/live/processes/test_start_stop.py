@@ -145,6 +145,22 @@ def test_a_signal_during_the_start_ends_it_at_once(tmp_path: Path, checkpoint: P
         assert "Traceback" not in server.output()
 
 
+@pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.long), True])
+def test_a_signal_while_a_checkpoint_is_registered_ends_it_quietly(
+    tmp_path: Path, checkpoint: Path, to_all: bool
+) -> None:
+    with launched(tmp_path / "server", tmp_path / "cache", "--models", str(checkpoint)) as server:
+
+        def is_registering() -> bool:
+            return any("registrar_process" in line for line in processes_of(server.process.pid).values())
+
+        eventually(is_registering, "a checkpoint is being registered")
+        (os.killpg if to_all else os.kill)(server.process.pid, signal.SIGINT)
+        assert server.process.wait(COMMAND_S) == 130
+        said = server.output()
+        assert "refused" not in said and "exception" not in said and "no model can be served" not in said, said
+
+
 def test_a_signal_to_all_processes_while_the_demo_market_is_made_ends_it_quietly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--demo", "--port", "0"]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AEGIS_CACHE": str(tmp_path / "cache")}
