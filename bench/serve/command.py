@@ -40,28 +40,33 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="Requests from a trace: .csv, .jsonl, either .gz.")
     ] = None,
     dataset_name: Annotated[
-        Literal["random", "sharegpt", "burstgpt", "custom", "timed_trace"],
-        typer.Option(help="Requests from a data set, where no workload or trace is given."),
-    ] = "random",
+        Literal["random", "sharegpt", "burstgpt", "custom", "timed_trace"] | None,
+        typer.Option(help="Requests from a data set, where no workload or trace is given. [default: random]"),
+    ] = None,
     dataset_path: Annotated[Path | None, typer.Option(metavar="FILE", help="The data set.")] = None,
     timed_trace_sec_multiplier: Annotated[
-        float, typer.Option(metavar="X", help="Seconds of a `timestamp` of a timed_trace; 0.001 for milliseconds.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            metavar="X", help="Seconds of a `timestamp` of a timed_trace; 0.001 for milliseconds. [default: 1]"
+        ),
+    ] = None,
     random_input_len: Annotated[
-        int, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of a random prompt.")
-    ] = 1024,
+        int | None, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of a random prompt. [default: 1024]")
+    ] = None,
     random_output_len: Annotated[
-        int, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of its answer.")
-    ] = 128,
+        int | None, typer.Option(metavar="N", min=1, max=_TOKENS_MAX, help="Tokens of its answer. [default: 128]")
+    ] = None,
     random_range_ratio: Annotated[
-        float, typer.Option(metavar="R", min=0, max=1, help="Both are drawn from [n(1 - R), n(1 + R)].")
-    ] = 0.0,
+        float | None,
+        typer.Option(metavar="R", min=0, max=1, help="Both are drawn from [n(1 - R), n(1 + R)]. [default: 0]"),
+    ] = None,
     sharegpt_output_len: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens of an answer, instead of the data set's.")
     ] = None,
     custom_output_len: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of an answer, where a row does not say.")
-    ] = 256,
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of an answer, where a row does not say. [default: 256]"),
+    ] = None,
     num_prompts: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Requests. [default: 1000 of a data set, else all]")
     ] = None,
@@ -69,8 +74,9 @@ def serve(
         float | None, typer.Option(metavar="R", help="Requests of a data set per second. [default: all at once]")
     ] = None,
     burstiness: Annotated[
-        float, typer.Option(metavar="K", help="Shape of the gaps between them: 1 is Poisson, less is burstier.")
-    ] = 1.0,
+        float | None,
+        typer.Option(metavar="K", help="Shape of the gaps between them: 1 is Poisson, less is burstier. [default: 1]"),
+    ] = None,
     max_concurrency: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Requests under way at a time. [default: no limit]")
     ] = None,

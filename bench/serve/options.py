@@ -20,19 +20,34 @@ from bench.serve.settings import Settings
 _LIMITED = ("ttft", "tpot", "e2el")
 _MOST = 1e9  # of an option that is a number
 
+# The options of a data set, which a workload and a trace have no use for.
+_WHICH = ("dataset_name", "dataset_path")
+_LENGTHS = (
+    "random_input_len",
+    "random_output_len",
+    "random_range_ratio",
+    "sharegpt_output_len",
+    "custom_output_len",
+)
+_TIMES = ("request_rate", "burstiness")
+
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Raises UserError if options contradict each other or cannot be read."""
-    trace = given["trace"]
-    if given["dataset_name"] == "timed_trace":
+    trace, timed_trace = given["trace"], given["dataset_name"] == "timed_trace"
+    if timed_trace:
         if given["dataset_path"] is None:
             raise UserError("--dataset-name timed_trace needs --dataset-path FILE")
         if trace is not None or given["workload"] is not None:
             raise UserError("--dataset-name timed_trace is a trace itself; leave out --workload and --trace")
         trace = given["dataset_path"]
-    if given["dataset_name"] == "random" and given["dataset_path"] is not None:
+    if trace is not None or given["workload"] is not None:
+        _refuse_of_data_sets(given, (*(() if timed_trace else _WHICH), *_LENGTHS, *_TIMES))
+    if given["dataset_name"] in (None, "random") and given["dataset_path"] is not None:
         raise UserError("--dataset-path is of the data sets that are files; name one by --dataset-name")
-    _check(given, timed=trace is not None or given["workload"] is not None)
+    if trace is None and given["timed_trace_sec_multiplier"] is not None:
+        raise UserError("--timed-trace-sec-multiplier is for traces, whose rows have times")
+    _check(given)
     return Settings(
         base_url=given["base_url"],
         endpoint=given["endpoint"],
@@ -41,11 +56,11 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         map=given["map"],
         workload=given["workload"],
         trace=trace,
-        sec_multiplier=given["timed_trace_sec_multiplier"],
+        sec_multiplier=1.0 if given["timed_trace_sec_multiplier"] is None else given["timed_trace_sec_multiplier"],
         dataset=_dataset(given),
         num_prompts=given["num_prompts"],
         request_rate=inf if given["request_rate"] is None else given["request_rate"],
-        burstiness=given["burstiness"],
+        burstiness=1.0 if given["burstiness"] is None else given["burstiness"],
         max_concurrency=given["max_concurrency"],
         seed=given["seed"],
         ignore_eos=given["ignore_eos"],
@@ -71,31 +86,34 @@ def parse_goodput(texts: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def _check(given: Mapping[str, Any], *, timed: bool) -> None:
+def _refuse_of_data_sets(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in names:
+        if given[name] is not None:
+            raise UserError(
+                f"{_option(name)} is for data sets; a workload and a trace have times and lengths of their own"
+            )
+
+
+def _check(given: Mapping[str, Any]) -> None:
     check_address(given["base_url"], "--base-url")
     if not given["endpoint"].startswith("/") or not given["endpoint"].endswith("/completions"):
         raise UserError(f"--endpoint: {given['endpoint']!r} is neither /v1/completions nor /v1/chat/completions")
     if given["workload"] is not None and given["trace"] is not None:
         raise UserError("--workload and --trace are both given; the requests are those of one of them")
-    if timed and given["request_rate"] is not None:
-        raise UserError("--request-rate is for data sets; a workload and a trace have their own times")
     if given["request_rate"] is not None and not given["request_rate"] > 0:
         raise UserError("--request-rate must be more than 0")
     for option in ("burstiness", "timeout", "timed_trace_sec_multiplier"):
-        if not 0 < given[option] <= _MOST:
-            raise UserError(f"--{option.replace('_', '-')} must be more than 0, and no more than {_MOST:g}")
+        if given[option] is not None and not 0 < given[option] <= _MOST:
+            raise UserError(f"{_option(option)} must be more than 0, and no more than {_MOST:g}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _dataset(given: Mapping[str, Any]) -> Dataset:
-    return Dataset(
-        name=given["dataset_name"],
-        path=given["dataset_path"],
-        random_input_len=given["random_input_len"],
-        random_output_len=given["random_output_len"],
-        random_range_ratio=given["random_range_ratio"],
-        sharegpt_output_len=given["sharegpt_output_len"],
-        custom_output_len=given["custom_output_len"],
-    )
+    said = {name: given[name] for name in _LENGTHS if given[name] is not None}
+    return Dataset(name=given["dataset_name"] or "random", path=given["dataset_path"], **said)
 
 
 def _measures(given: Mapping[str, Any]) -> Measures:

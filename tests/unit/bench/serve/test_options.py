@@ -10,11 +10,27 @@ import pytest
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from bench.serve.command import serve
+from bench.serve.datasets import Dataset
 from bench.serve.options import parse_goodput, settings_of
 from bench.serve.results import Measures
 from bench.serve.settings import Settings
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()}
+
+OF_A_DATA_SET = {
+    name.replace("_", "-"): {"workload": "poisson", name: value}
+    for name, value in {
+        "dataset_name": "random",
+        "dataset_path": Path("sharegpt.json"),
+        "random_input_len": 1024,
+        "random_output_len": 64,
+        "random_range_ratio": 0.0,
+        "sharegpt_output_len": 64,
+        "custom_output_len": 256,
+        "burstiness": 1.0,
+    }.items()
+}
+TIMED = {"dataset_name": "timed_trace", "dataset_path": Path("t.jsonl")}
 
 
 def settings(**given: Any) -> Settings:
@@ -67,6 +83,12 @@ def test_a_timed_trace_is_a_trace() -> None:
     assert (read.trace, read.sec_multiplier, read.request_rate) == (Path("t.jsonl"), 0.001, inf)
 
 
+def test_a_data_set_has_the_lengths_that_are_given() -> None:
+    assert settings(random_input_len=64, custom_output_len=32).dataset == Dataset(
+        random_input_len=64, custom_output_len=32
+    )
+
+
 def test_the_key_is_not_shown() -> None:
     assert "sk-secret" not in repr(settings(api_key="sk-secret"))
 
@@ -79,6 +101,11 @@ def test_the_key_is_not_shown() -> None:
         ({"endpoint": "/v1/embeddings"}, "--endpoint"),
         ({"workload": "poisson", "trace": Path("t.csv")}, "--workload and --trace are both given"),
         ({"workload": "poisson", "request_rate": 1.0}, "--request-rate is for data sets"),
+        *((given, f"--{option} is for data sets") for option, given in OF_A_DATA_SET.items()),
+        ({"trace": Path("t.csv"), "burstiness": 0.5}, "--burstiness is for data sets"),
+        (TIMED | {"random_input_len": 64}, "--random-input-len is for data sets"),
+        ({"workload": "poisson", "timed_trace_sec_multiplier": 0.001}, "--timed-trace-sec-multiplier is for traces"),
+        ({"timed_trace_sec_multiplier": 0.001}, "--timed-trace-sec-multiplier is for traces"),
         ({"dataset_name": "timed_trace"}, "needs --dataset-path"),
         ({"dataset_name": "timed_trace", "dataset_path": Path("a"), "workload": "poisson"}, "is a trace itself"),
         ({"dataset_name": "timed_trace", "dataset_path": Path("a"), "trace": Path("b.csv")}, "is a trace itself"),
