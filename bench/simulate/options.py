@@ -284,11 +284,18 @@ def _study(given: Mapping[str, Any]) -> Study:
 
 
 def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str]) -> None:
-    """A policy that has no mixed instances would be given as many of its own kinds as if nothing had been said."""
-    if given["mixed"] is None or given["prefill"] is not None or given["decode"] is not None:
+    """A policy that has no mixed instances would be given as many of its own kinds as if nothing had been said. Where
+    both are given, there are policies of both kinds, or some count would be ignored."""
+    if given["mixed"] is None:
         return
     apart = [name for name in policies if recipe(name).roles_of(base.roles, counted=False) is Roles.FIXED]
-    if apart and base.mixed != base.prefill + base.decode:
+    counts = [name for name in ("prefill", "decode") if given[name] is not None]
+    if counts and len(apart) in (0, len(policies)):
+        ours, theirs = f"--mixed {base.mixed}", f"{_option(counts[0])} {given[counts[0]]}"
+        unused, used = (ours, theirs) if apart else (theirs, ours)
+        either = "leave out either --mixed, or --prefill and --decode"
+        raise UserError(f"{unused} has no effect on {policies[0]} with {used}; {either}")
+    if apart and not counts and base.mixed != base.prefill + base.decode:
         raise UserError(f"--mixed {base.mixed}: {apart[0]} keeps the two apart; give --prefill and --decode too")
 
 

@@ -94,9 +94,17 @@ def test_noise_is_what_is_said_or_what_was_measured(simulate: Any, tmp_path: Pat
 
 def test_mixed_instances_are_as_many_as_the_others_unless_said(simulate: Any, tmp_path: Path) -> None:
     json = tmp_path / "out.json"
-    for words, mixed in ((("--prefill", 2, "--decode", 3), 5), (("--mixed", 7, "--prefill", 2), 7), ((), 16)):
+    for words, mixed in ((("--prefill", 2, "--decode", 3), 5), (("--mixed", 7), 7), ((), 16)):
         simulate("--workload", SMALL, "--policy", "serverlessllm", "--json", json, *words)
         assert msgspec.json.decode(json.read_bytes())["setting"]["mixed"] == mixed
+
+
+def test_policies_of_both_kinds_have_mixed_instances_and_the_two_apart(simulate: Any, tmp_path: Path) -> None:
+    json = tmp_path / "out.json"
+    policies = ("--policy", "serverlessllm", "--policy", "aegaeon")
+    simulate("--workload", SMALL, "--json", json, *policies, "--mixed", 3, "--prefill", 1, "--decode", 2)
+    setting = msgspec.json.decode(json.read_bytes())["setting"]
+    assert (setting["mixed"], setting["prefill"], setting["decode"]) == (3, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +229,14 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
             (["--suite", "fig11a", "--roles", "auto"], "--roles is not of a --suite"),
             (["--workload", SMALL, "--policy", "aegaeon", "--mixed", "2"], "--mixed 2: aegaeon keeps the two apart"),
             (["--workload", SMALL, "--roles", "fixed", "--mixed", "2"], "--mixed 2: least-slack keeps the two apart"),
+            (
+                ["--workload", SMALL, "--mixed", "2", "--prefill", "3", "--decode", "5"],
+                "--prefill 3 has no effect on least-slack with --mixed 2; leave out either --mixed, or --prefill",
+            ),
+            (
+                ["--workload", SMALL, "--mixed", "2", "--decode", "5", "--policy", "aegaeon"],
+                "--mixed 2 has no effect on aegaeon with --decode 5; leave out either --mixed, or --prefill",
+            ),
             (["--workload", SMALL, "--roles", "both"], "--roles: should be 'auto' or 'fixed', not 'both'"),
             (["--suite", "fig11a", "--seeds", "2"], "--seeds is of --suite cells, cells-links and gpus"),
             (
