@@ -20,6 +20,7 @@ from aegis.cluster.ray_cluster import refuse_without_ray
 from aegis.config.config import Config
 from aegis.config.keyring import read_keyring
 from aegis.config.sizes import format_size
+from aegis.config.variables import mistyped
 from aegis.core.api_keys import Keyring
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ProxyId
@@ -72,7 +73,7 @@ def main(config: Config, reading: Reading | None = None) -> int:
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     refuse_unlaunchable(config)
-    for line in (dealt(config, gpus), counts_ignored(config)):
+    for line in (dealt(config, gpus), counts_ignored(config), *mistyped(os.environ)):
         if line:
             sys.stderr.write(f"aegis: {line}\n")
     sources = sources_of(config, demo=config.serves_demo)
