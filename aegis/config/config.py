@@ -331,6 +331,12 @@ class RedisSettings(Section):
         description="A response of /v1/responses is kept for so long; 0: none is, whatever it asks",
     )
 
+    @model_validator(mode="after")
+    def _off_has_no_settings(self) -> RedisSettings:
+        if self.off and (unused := [name for name in ("prefix", "wait_s", "ttl_s") if name in self.model_fields_set]):
+            raise ValueError(f"nothing is recorded where redis is off: leave out {unused[0]}, or redis")
+        return self
+
     @property
     def off(self) -> bool:
         """Nothing is recorded, and a retry is a new request."""
@@ -433,6 +439,17 @@ class Config(Section):
             raise ValueError("in a Ray cluster each instance has a device of its own: leave out devices, or ray")
         if self.ray.address and self.instances.peer_loads:
             raise ValueError("peer_loads is for devices of one machine: leave out peer_loads, or ray")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_have_instances(self) -> Config:
+        """Those that are named: on GPUs that are not, instances are on as many as they take."""
+        named, most = self.instances.devices, self.instances.count * self.instances.tensor_parallel_size
+        if "devices" in self.instances.model_fields_set and named > most:
+            raise ValueError(
+                f"{named - most} of {named} devices would have no instance; give {most} devices at most, or more "
+                "instances"
+            )
         return self
 
     @property

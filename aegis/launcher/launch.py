@@ -231,7 +231,7 @@ async def _made_first(stop: asyncio.Event) -> bool:
 
 
 def _check_sizes(config: Config) -> None:
-    """Memory that the machine does not have is refused before anything is started."""
+    """Memory that the machine does not have, or no device, is refused before anything is started."""
     limit = memory_limit()
     sizes = {"--host-memory": config.memory.host}
     if config.device == "cpu" and not config.ray.address:
@@ -240,6 +240,12 @@ def _check_sizes(config: Config) -> None:
         if size > limit.nbytes:
             whose = "this container may have" if limit.contained else "this machine has"
             raise UserError(f"{option} {format_size(size)} is more than {whose} ({limit.nbytes / (1 << 30):.3g}GiB)")
+    floor, device = config.memory.floor, config.memory.device
+    if "floor" in config.memory.model_fields_set and floor > device:  # that of a GPU is known here only
+        raise UserError(
+            f"memory.floor {format_size(floor)} is more than --device-memory {format_size(device)}: idle instances "
+            f"would keep all; give {format_size(device)} at most"
+        )
     if shortage := slab_shortage(host_slabs_of(config), len(instances_of(config))):
         raise UserError(shortage)
 

@@ -355,10 +355,28 @@ def test_a_prefix_is_a_plain_name(prefix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks", "groups"), [("1", "1", 1), ("4", "2", 2), ("1", "2", 1), ("5", "2", 2), ("8", "1", 2)]
+    ("devices", "ranks", "groups"), [("1", "1", 1), ("4", "2", 2), ("1", "2", 1), ("3", "2", 1), ("2", "1", 2)]
 )
 def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: int) -> None:
     assert load({"devices": devices, "tensor_parallel_size": ranks}, {}).device_count == groups
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"devices": "5", "mixed": "2"}, "--devices: 3 of 5 devices would have no instance; give 2 devices at most"),
+        ({"devices": "8"}, "--devices: 6 of 8 devices would have no instance; give 2 devices at most"),
+        ({"devices": "5", "tensor_parallel_size": "2"}, "--devices: 1 of 5 devices would have no instance; give 4"),
+        ({"redis": "off", "redis_prefix": "x"}, "--redis, --redis-prefix: nothing is recorded where redis is off"),
+    ],
+)
+def test_what_has_no_effect_is_refused(given: dict[str, object], told: str) -> None:
+    assert refusal(given).startswith(told)
+
+
+def test_what_redis_keeps_has_no_effect_without_it_and_what_the_server_keeps_has(tmp_path: Path) -> None:
+    assert "leave out ttl_s, or redis" in refusal({}, {"AEGIS_REDIS": "off", "AEGIS_REDIS_TTL_S": "5"})
+    assert load({"redis": "off"}, {"AEGIS_REDIS_RESPONSES_TTL_S": "0"}).redis.off
 
 
 def test_vllm_shares_no_model_out() -> None:

@@ -7,7 +7,20 @@ import subprocess
 
 import pytest
 
-from aegis.launcher.launch import _example
+from aegis.config.sources import load
+from aegis.core.errors import UserError
+from aegis.launcher.launch import _example, refuse_unlaunchable
+
+
+def test_a_floor_that_no_device_has_is_refused_and_the_default_one_is_none() -> None:
+    environment = {"AEGIS_MEMORY_FLOOR": "10GiB", "AEGIS_DEVICE_MEMORY": "32MiB", "AEGIS_DEVICE": "cpu"}
+    with pytest.raises(UserError) as refusal:
+        refuse_unlaunchable(load({}, environment))
+    assert refusal.value.message == (
+        "memory.floor 10GiB is more than --device-memory 32MiB: idle instances would keep all; give 32MiB at most"
+    )
+    refuse_unlaunchable(load({}, environment | {"AEGIS_MEMORY_FLOOR": "32MiB"}))
+    refuse_unlaunchable(load({}, environment | {"AEGIS_MEMORY_FLOOR": ""}))
 
 
 @pytest.mark.parametrize("needs_key", [False, True])

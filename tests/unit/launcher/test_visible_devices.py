@@ -46,7 +46,7 @@ def test_memory_that_nobody_tells_is_taken_as_free() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"devices": "3"}, "--devices 3: there are 2 GPUs; leave it out to use all"),
+        ({"devices": "3", "mixed": "3"}, "--devices 3: there are 2 GPUs; leave it out to use all"),
         ({"device_memory": "61GiB"}, "--device-memory 61GiB: a GPU has 60GiB free; leave it out, or say 54GiB at most"),
         (
             {"mixed": "40"},
