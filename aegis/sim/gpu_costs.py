@@ -217,7 +217,7 @@ saw at worst on A100 and H100 (`aegis.sim.compute_shares`). For the others the o
 Peer links are NVLink's by the vendor's figures, half of what is summed over both ways: 900 GB/s for H100 and H20, 600
 for A100, 400 for H800. A10 has none. Groups have none here: the ranks of one load over their own links already."""
 
-_NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:x(?P<ways>[1-9][0-9]?))?", re.ASCII)
+_NAME = re.compile(r"(?P<name>[a-z0-9]+?)(?:x(?P<ways>[248]))?", re.ASCII)
 
 
 def gpu(text: str) -> GpuSpec:

@@ -154,7 +154,7 @@ def test_a_wrong_file_is_refused_by_key(old: str, new: str, message: str, tmp_pa
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize("text", ["v100", "", "h100x", "h100x0", "../h100", "H100"])
+@pytest.mark.parametrize("text", ["v100", "", "h100x", "h100x0", "h800x3", "h100x16", "../h100", "H100"])
 def test_an_unknown_gpu_is_refused_with_what_is_known(text: str) -> None:
     with pytest.raises(UserError, match=r"should be h100, h800, h20, a10"):
         gpu(text)
