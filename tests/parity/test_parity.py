@@ -23,7 +23,9 @@ SEEDS = 5  # of each scenario, and no two scenarios have one in common
 PLAYED = SEEDS if LONG else 2
 SCENARIOS = {
     "swaps": Scenario(pages=26, requests=40, over_s=5, leaving=40),
-    "no memory left": Scenario(pages=30, host_slabs=9, decodes=2, requests=40, over_s=3, leaving=30, message_us=3_000),
+    "no memory left": Scenario(
+        pages=30, host_slabs=9, decodes=2, models=6, requests=40, over_s=3, leaving=30, message_us=3_000
+    ),
     "many instances": Scenario(
         pages=50, host_slabs=20, prefills=2, decodes=3, models=7, requests=50, over_s=5, leaving=10
     ),
