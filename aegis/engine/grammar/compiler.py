@@ -37,6 +37,18 @@ _OWN_PLACES = {"ebnf": "line", "regex": "position"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
 """In a grammar that XGrammar wrote. It reads as many digits after `\\x` as there are, so also those of the text."""
 
+_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
+_ANY_ESCAPE = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
+_SURROGATE = re.compile(r"\\ud[89a-f]..")
+"""Texts and classes in a grammar that XGrammar wrote, and what is escaped in them."""
+
+_PATTERN = re.compile(r'Regex\("((?:\\.|[^"\\])*)"')
+_QUOTED = re.compile(r'\\(["\\])|\\.')
+"""Regular expressions of a JSON Schema, which stay what they are in such a grammar, quoted."""
+
+_MAY_NAME_SURROGATE = re.compile("d[89a-f][0-9a-f]{2}", re.IGNORECASE)
+"""In the client's text, whatever it is escaped with."""
+
 _REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
 _LEAD, _CONTINUATIONS = 0xED, range(0xA0, 0xC0)
@@ -113,11 +125,30 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
         "structural_tag": lambda text: compiler.compile_structural_tag(_without_blanks(text)),
     }[grammar.kind]
     try:
-        return Compiled(compile_it(grammar.text), vocabulary)
+        compiled = compile_it(grammar.text)
+        has_surrogate = _MAY_NAME_SURROGATE.search(grammar.text) and _names_surrogate(str(compiled.grammar))
     except (RuntimeError, ValueError) as error:
         reason = _reason(grammar.kind, str(error))
         says = f"; XGrammar says {reason!r}" if reason else ""
         raise GrammarRefused(f"is no {_NAMES[grammar.kind]} that outputs can be held to{says}") from None
+    if has_surrogate:
+        raise GrammarRefused(
+            "names half of a surrogate pair (\\ud800 to \\udfff), which no text has; write the character itself"
+        )
+    return Compiled(compiled, vocabulary)
+
+
+def _names_surrogate(written: str) -> bool:
+    """Of a grammar as XGrammar writes it: whether it does so in a text or in a class, but for those of all characters
+    but some."""
+    patterns = [_QUOTED.sub(lambda escape: escape[1] or escape[0], text) for text in _PATTERN.findall(written)]
+    named = (
+        _SURROGATE.fullmatch(escape)
+        for part in _LITERAL.findall(_PATTERN.sub("", written))
+        if not part.startswith("[^")
+        for escape in _ANY_ESCAPE.findall(part)
+    )
+    return any(named) or any(_names_surrogate(str(xgrammar.Grammar.from_regex(pattern))) for pattern in patterns)
 
 
 def _without_blanks(structural_tag: str) -> str:

@@ -220,6 +220,38 @@ def test_what_does_not_compile_says_why_in_a_line(vocabulary: Vocabulary, gramma
     assert str(refused.value) == f"is no {what} that outputs can be held to; XGrammar says {reason}"
 
 
+PATTERN = '{"type": "string", "pattern": "^\\\\ud83d\\\\ude00$"}'
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("regex", r"[\ud800]"),
+        Grammar("regex", r"a\ud83d\ude00"),
+        Grammar("regex", r"[\u{0D800}-\u{dfff}]"),
+        Grammar("ebnf", r'root ::= "\U0000dfff"'),
+        Grammar("json_schema", PATTERN),
+        Grammar(
+            "structural_tag",
+            f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {PATTERN}}}}}',
+        ),
+    ],
+    ids=str,
+)
+def test_a_surrogate_is_no_character_and_is_refused(vocabulary: Vocabulary, grammar: Grammar) -> None:
+    with pytest.raises(
+        GrammarRefused, match=r"^names half of a surrogate pair \(\\ud800 to \\udfff\), which no text has; "
+    ):
+        compile_grammar(vocabulary, grammar)
+
+
+@pytest.mark.parametrize(
+    "regex", [r"[^\ud800-\udfff]", r"\\ud800", "ud800", r"[\u{d7ff}-\u{e000}]", r"\u{1d800}", "😀"]
+)
+def test_a_class_without_surrogates_and_what_looks_like_one_are_not(vocabulary: Vocabulary, regex: str) -> None:
+    compile_grammar(vocabulary, Grammar("regex", regex))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_json_in_a_structural_tag_is_written_as_that_of_a_schema_alone(vocabulary: Vocabulary, seed: int) -> None:
     schema = {"type": "array", "prefixItems": [random_schema(random.Random(seed)), {"const": "übe\\xfc\n😀"}]}
