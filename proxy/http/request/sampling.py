@@ -299,5 +299,5 @@ def _read_logit_bias(body: GenerationBody, spec: ModelSpec) -> tuple[tuple[int, 
         token = int(key) if key.isascii() and key.isdecimal() and len(key) < 10 else -1
         if not 0 <= token < spec.manifest.vocab_size or key != str(token):
             raise body.invalid("logit_bias", f"has the key {shown(key)}, which is no token id of this model")
-        found[token] = 0.0 if value is None else _BIAS.check(value, biases, key)
+        found[token] = _BIAS.check(value, biases, key)
     return tuple(sorted(found.items()))

@@ -128,6 +128,11 @@ def test_a_wrong_value_is_refused_by_name(path: str, name: str, value: Any) -> N
     assert name in error["message"]
 
 
+def test_a_null_is_no_bias() -> None:
+    error = refused("/v1/completions", {"logit_bias": {"5": None}})
+    assert (error["param"], error["message"]) == ("logit_bias.5", "'logit_bias.5' must be a number, not None")
+
+
 @pytest.mark.parametrize(("name", "value"), WRONG_COMPLETIONS, ids=lambda x: str(x)[:30])
 def test_a_wrong_completion_parameter_is_refused_by_name(name: str, value: Any) -> None:
     assert refused("/v1/completions", {name: value})["param"] == name
