@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -34,13 +34,13 @@ _Stamp = tuple[int, int, int] | None
 
 
 class ConfigWatch:
-    """`read` reads the whole configuration anew, of which `config` is what was read last."""
+    """`read` reads the whole configuration anew; with `config` the server was started."""
 
     def __init__(self, file: Path, read: Callable[[], Config], config: Config, node: Node) -> None:
         """The node has its keys. Raises UserError."""
         self._file = file
         self._read = read
-        self._config = config
+        self._started = self._config = config
         self._sources = _by_name(config)
         self._node = node
         self._catalogue = node.catalogue
@@ -72,7 +72,7 @@ class ConfigWatch:
         except UserError as error:
             _logger.warning("the configuration stays as it was: %s", error.message)
             return
-        for name in _sections_that_wait(self._config, config):
+        for name in sorted(_changed_sections(self._config, config) & _changed_sections(self._started, config)):
             log(_logger, logging.WARNING, "takes effect at the next start", {"section": name})
         if keys != self._node.keys:
             self._node.keys = keys
@@ -172,14 +172,16 @@ class ConfigWatch:
 _KEYS_OF_SERVER = dict.fromkeys(("api_key", "api_key_file", "admin_key", "admin_key_file"))
 
 
-def _sections_that_wait(before: Config, after: Config) -> Iterable[str]:
-    """Changes in them take effect at the next start."""
+def _changed_sections(before: Config, after: Config) -> set[str]:
+    """Of those whose changes take effect at the next start."""
+    changed = set()
     for name in Config.model_fields.keys() - {"models", "sources", "slo", "api_keys"}:
         old, new = getattr(before, name), getattr(after, name)
         if isinstance(old, Server):
             old, new = old.model_copy(update=_KEYS_OF_SERVER), new.model_copy(update=_KEYS_OF_SERVER)
         if old != new:
-            yield name
+            changed.add(name)
+    return changed
 
 
 def _kept_closed(before: Keyring, after: Keyring) -> Keyring:

@@ -154,6 +154,15 @@ def test_a_server_s_own_keys_take_effect_and_what_else_is_new_of_it_waits(
     assert waits in caplog.text
 
 
+def test_a_change_that_is_undone_waits_for_no_start(edited: Edited, caplog: pytest.LogCaptureFixture) -> None:
+    waits = "takes effect at the next start"
+    for port, lines in ((1234, 1), (1234, 0), (5678, 1), (8000, 0)):
+        caplog.clear()
+        edited.write(alice=ALICE, bob=BOB, server={"port": port})
+        reloaded(edited)
+        assert caplog.text.count(waits) == lines, port
+
+
 def test_a_key_s_own_file_is_watched_also_one_that_was_refused(
     edited: Edited, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
