@@ -181,7 +181,7 @@ class AdminClient:
         path = "/debug/live?" + "&".join(f"{name}={value}" for name, value in msgspec.structs.asdict(seen).items())
         response = self._send("GET", path)
         if response.is_error:
-            raise _refused(response.status_code, self._object(response))
+            raise self._refusal(response)
         try:
             return msgspec.json.decode(response.content, type=Live)
         except msgspec.MsgspecError:
@@ -208,15 +208,14 @@ class AdminClient:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         response = self._send(method, path, body)
-        content = self._object(response)
         if response.is_error:
-            raise _refused(response.status_code, content)
-        return content
+            raise self._refusal(response)
+        return self._object(response)
 
     def _lines(self, path: str, since: int) -> httpx.Response:
         response = self._send("GET", f"{path}?since={since}")
         if response.is_error:
-            raise _refused(response.status_code, self._object(response))
+            raise self._refusal(response)
         if "jsonl" not in response.headers.get("content-type", ""):
             raise UserError(f"{self._url} answers, but is no aegis server of this version")
         return response
@@ -244,8 +243,16 @@ class AdminClient:
     def _text(self, path: str) -> str:
         response = self._send("GET", path)
         if response.is_error:
-            raise _refused(response.status_code, self._object(response))
+            raise self._refusal(response)
         return response.text
+
+    def _refusal(self, response: httpx.Response) -> UserError:
+        content, parts = self._object(response), urlsplit(self._url)
+        error = content.get("error")
+        if parts.path and isinstance(error, dict) and error.get("code") == "no_such_route":
+            without = self._url.removesuffix(parts.path)
+            return UserError(f"the server at {without} has nothing at {parts.path}; give its address without a path")
+        return _refused(response.status_code, content)
 
     def _object(self, response: httpx.Response) -> dict[str, Any]:
         try:

@@ -177,9 +177,13 @@ def valued(arguments: list[str]) -> list[str]:
     return full
 
 
-def _told(mistake: str) -> str:
+def _told(error: typer.TyperException) -> str:
     """The mistake in the form in which those of the configuration are told, without the library's own words."""
+    mistake = error.format_message().rstrip(".")
     if found := _INVALID.fullmatch(mistake):
+        given = [each["input"] for each in getattr(error.__cause__, "errors", list)()]
+        if any(str(each).strip(" +-").lower() == "nan" for each in given):  # which is beyond all bounds for the library
+            return f"{found[1]}: should be a number, not nan"
         told = found[2].removeprefix("Value error, ").removeprefix("Input ")
         return f"{found[1]}: {told.split(', unable to ')[0]}"
     return mistake
@@ -234,7 +238,7 @@ def run(tree: Callable[..., Any]) -> None:
         message, code = error.message, 1 if isinstance(error, Refused) else 2
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
-        mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error.format_message().rstrip("."))
+        mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error)
         message, code = f"{mistake}; see {_command_named(tree, context)} --help", 2
     print("aegis:", " ".join(message.split()), file=sys.stderr)
     sys.exit(code)

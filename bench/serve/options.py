@@ -101,10 +101,10 @@ def _check(given: Mapping[str, Any]) -> None:
     if given["workload"] is not None and given["trace"] is not None:
         raise UserError("--workload and --trace are both given; the requests are those of one of them")
     if given["request_rate"] is not None and not given["request_rate"] > 0:
-        raise UserError("--request-rate must be more than 0")
+        raise UserError("--request-rate must be a number, more than 0")
     for option in ("burstiness", "timeout", "timed_trace_sec_multiplier"):
         if given[option] is not None and not 0 < given[option] <= _MOST:
-            raise UserError(f"{_option(option)} must be more than 0, and no more than {_MOST:g}")
+            raise UserError(f"{_option(option)} must be a number, more than 0 and no more than {_MOST:g}")
 
 
 def _option(name: str) -> str:

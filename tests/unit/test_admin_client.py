@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 
@@ -9,6 +10,9 @@ import pytest
 
 from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake
 from aegis.core.errors import UserError
+
+GZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello"
+"""By its head."""
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
@@ -78,20 +82,45 @@ def test_other_addresses_are_not(url: str) -> None:
     AdminClient(url)
 
 
+@pytest.mark.parametrize(
+    ("path", "code", "told"),
+    [
+        (
+            "/foo",
+            "no_such_route",
+            "the server at {url} has nothing at /foo; give its address without a path",
+        ),
+        ("/foo", "model_not_found", "GET /foo/v1/models: Not Found"),
+        ("", "no_such_route", "GET /foo/v1/models: Not Found"),
+    ],
+)
+def test_a_path_that_the_server_does_not_have_is_told(path: str, code: str, told: str) -> None:
+    body = json.dumps({"error": {"message": "GET /foo/v1/models: Not Found", "code": code}})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reply = f"HTTP/1.1 404 Not Found\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
+        answering = threading.Thread(target=_answer, args=(listener, reply))
+        answering.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UserError) as refused:
+            AdminClient(url + path).models()
+        answering.join()
+    assert refused.value.message == told.format(url=url)
+
+
 def test_an_answer_that_cannot_be_decoded_is_none_of_a_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        answering = threading.Thread(target=_answer_with, args=(listener, b"content-encoding: gzip"))
+        answering = threading.Thread(target=_answer, args=(listener, GZIPPED))
         answering.start()
         with pytest.raises(UserError, match=r"^no server at "):
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").models()
         answering.join()
 
 
-def _answer_with(listener: socket.socket, header: bytes) -> None:
+def _answer(listener: socket.socket, reply: bytes) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.recv(1 << 16)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\ncontent-length: 5\r\n\r\nhello" % header)
+        connection.sendall(reply)
 
 
 @pytest.mark.parametrize("name", [ADMIN_KEY, API_KEY])

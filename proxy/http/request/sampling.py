@@ -79,13 +79,12 @@ class StopStrings(Items):
     """One, or a list of them."""
 
     def check(self, value: Any, fields: Fields, name: str) -> list[str]:
+        problem = f"must be a string, or a list of up to {self.most}, of 1 to {STOP_CHARACTERS_MAX} characters each"
+        if not isinstance(value, str | list):
+            raise fields.invalid(name, f"{problem}, not {shown(value)}")
         stops = [value] if isinstance(value, str) else super().check(value, fields, name)
-        for stop in stops:
-            if not isinstance(stop, str) or not 0 < len(stop) <= STOP_CHARACTERS_MAX:
-                problem = (
-                    f"must be a string, or a list of up to {self.most}, of 1 to {STOP_CHARACTERS_MAX} characters each"
-                )
-                raise fields.invalid(name, problem)
+        if not all(isinstance(stop, str) and 0 < len(stop) <= STOP_CHARACTERS_MAX for stop in stops):
+            raise fields.invalid(name, problem)
         return stops
 
     def schema(self) -> Schema:

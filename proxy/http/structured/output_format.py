@@ -144,6 +144,9 @@ def _read_structured_outputs(body: OutputFormatBody) -> OutputFormat | None:
     if outputs is None:
         return None
     given = [form for form in _FORMS if outputs.given(form)]
+    if not given:
+        refuse_unsupported(outputs, StructuredOutputs)
+        outputs.end()
     if len(given) != 1:
         raise body.invalid("structured_outputs", f"must have exactly one of {', '.join(_FORMS)}")
     refuse_unsupported(outputs, StructuredOutputs)

@@ -126,6 +126,11 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             (["bench", "serve", "--map", "x"], "aegis: --map: 'x' is not one of 'name', 'round-robin'; see"),
             (["ctl", "drain", "m", "--url", "u"], "--url is an option of aegis ctl: give it before drain"),
             (["lunch"], "No such command 'lunch'"),
+            (["plan", "--link", "nan"], "aegis: --link: should be a number, not nan; see aegis plan --help"),
+            (
+                ["plan", "--link", "inf"],
+                "aegis: --link: should be less than or equal to 1000000; see aegis plan --help",
+            ),
             (["launch", "--port"], "Option '--port' requires an argument"),
             (["launch", "a.yaml", "extra"], "unexpected extra argument"),
             (["launch", "a.yaml", "--config", "b.yaml"], "a.yaml and --config b.yaml: give one file"),

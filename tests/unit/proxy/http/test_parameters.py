@@ -128,6 +128,12 @@ def test_a_wrong_value_is_refused_by_name(path: str, name: str, value: Any) -> N
     assert name in error["message"]
 
 
+def test_stop_strings_are_said_to_be_one_or_a_list() -> None:
+    problem = "'stop' must be a string, or a list of up to 16, of 1 to 256 characters each"
+    for stop in (5, ["a", None], {"a": 1}):
+        assert refused("/v1/completions", {"stop": stop})["message"].startswith(problem)
+
+
 def test_a_null_is_no_bias() -> None:
     error = refused("/v1/completions", {"logit_bias": {"5": None}})
     assert (error["param"], error["message"]) == ("logit_bias.5", "'logit_bias.5' must be a number, not None")

@@ -73,6 +73,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (response_format({"type": ["string", "string"]}), "response_format.json_schema.schema.type"),
     (response_format({"type": "object", "required": [[]]}), "response_format.json_schema.schema.required"),
     ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "(("}}, "structured_outputs.regex"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
