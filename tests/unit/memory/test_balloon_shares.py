@@ -26,7 +26,8 @@ class Shares(RuleBasedStateMachine):
         self.written: set[int] = set()
         self.leaving: set[int] = set()  # being wiped
         self.wipes: list[set[int]] = []  # in order of their events, from the first that has not passed
-        self.wiped = self.number = self.now_ns = self.since_ns = self.owed = 0
+        self.wiped = self.number = self.now_ns = self.since_ns = 0
+        self.trimmed: dict[int, int] = {}  # pages of unanswered trims
         self.open: dict[int, int | None] = {}  # unanswered numbers: how many pages, None for a trim
 
     @rule(data=st.data())
@@ -53,7 +54,7 @@ class Shares(RuleBasedStateMachine):
     @rule(data=st.data())
     def take_back(self, data: st.DataObject) -> None:
         self.number += 1
-        pages = self.owed = self.open[self.number] = data.draw(st.integers(1, len(self.ours - self.leaving)))
+        pages = self.open[self.number] = data.draw(st.integers(1, len(self.ours - self.leaving)))
         self.since_ns = self.now_ns
         assert self.held.take_back(self.number, pages, now_ns=self.now_ns, settle=False) == []
 
@@ -63,6 +64,7 @@ class Shares(RuleBasedStateMachine):
         self.open[self.number] = None
         free = self.held.pool.free
         most = max(min(free - self.held.balloon.short, pages, self.staying() - keep), 0)
+        self.trimmed[self.number] = most
         self.listen(self.held.trim(self.number, pages, keep=keep))
         assert self.held.pool.free == free - most
 
@@ -81,8 +83,8 @@ class Shares(RuleBasedStateMachine):
         self.listen(self.held.wiped(self.wiped))
 
     def staying(self) -> int:
-        """Pages that nobody has asked for."""
-        return len(self.ours - self.leaving) - (self.owed if self.held.balloon.owes else 0)
+        """Pages that nobody has asked for. Clean ones that leave wait for the wipes of the others."""
+        return len(self.ours) - sum(filter(None, self.open.values())) - sum(self.trimmed.values())
 
     def listen(self, effects: list[Effect]) -> None:
         for effect, after in zip_longest(effects, effects[1:]):
@@ -106,6 +108,7 @@ class Shares(RuleBasedStateMachine):
 
     def answered(self, answer: GaveBack) -> None:
         pages = self.open.pop(answer.number)  # once
+        self.trimmed.pop(answer.number, None)
         if pages is None:
             assert not answer.refused
         else:
