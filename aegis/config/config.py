@@ -33,6 +33,7 @@ from aegis.config.values import (
     Share,
     Size,
     Switch,
+    Truth,
     of_a_broker,
     of_a_ray_cluster,
     of_web_pages,
@@ -94,13 +95,13 @@ class ModelEntry(Section):
     url: str | None = Field(
         default=None, description="Address in place of a path: hf://, https:// or s3://; docs/registries.md"
     )
-    lazy: bool = Field(default=False, description="Its weights are read, or fetched, at its first request")
+    lazy: Truth = Field(default=False, description="Its weights are read, or fetched, at its first request")
     dtype: Dtype | None = Field(default=None, description="Serve it in this type; as `dtype` if not set")
     engine: EngineName | None = Field(default=None, description="What runs it; as `engine` if not set")
     weights: WeightsName | None = Field(default=None, description="Quantise it so; as `weights` if not set")
     base: str | None = Field(default=None, description="Of a LoRA adapter: the model it is run with; docs/adapters.md")
     slo: ModelSlo = Field(default=ModelSlo(), description="Its own deadlines")
-    pin: bool = Field(default=False, description="Keep its weights in the model cache, whatever others need")
+    pin: Truth = Field(default=False, description="Keep its weights in the model cache, whatever others need")
     priority: Priority = Field(default=0, description="Added to that of each of its requests; the lower, the earlier")
     limits: RateLimits = Field(default=RateLimits(), description="What all its requests together may use")
     pace: Pace | None = Field(default=None, description="Of its streams; as `server.pace` if not set; requests may say")
@@ -126,7 +127,7 @@ class Instances(Section):
         default=None,
         description="auto: all prefill and decode; fixed: as prefill and decode say; left out: docs/policies.md",
     )
-    change_roles: bool = Field(
+    change_roles: Truth = Field(
         default=False,
         description="An instance changes between prefill and decode where one of them is short of instances for long: "
         "docs/policies.md",
@@ -144,7 +145,7 @@ class Instances(Section):
         description="An instance may divide its device and run two things side by side: auto, unless it shares a GPU "
         "with others; 2, also then, and with two threads at least on a CPU; off; docs/lanes.md",
     )
-    peer_loads: bool = Field(
+    peer_loads: Truth = Field(
         default=False,
         description="Weights that a turn waits for also come over idle links of other devices: docs/memory.md",
     )
@@ -182,7 +183,7 @@ class Server(Section):
     log_format: LogFormat = Field(
         default="text", description="text: a line of names and values; json: an object a line"
     )
-    log_prompts: bool = Field(default=False, description="Also log clients' prompts; no text is logged otherwise")
+    log_prompts: Truth = Field(default=False, description="Also log clients' prompts; no text is logged otherwise")
     api_key: SecretStr | None = Field(
         default=None, min_length=1, description="Requests need this key; api_keys has several, with names and limits"
     )
@@ -197,12 +198,12 @@ class Server(Section):
         default=None, description="Clients connect over TLS: PEM of the certificate, then of those that vouch for it"
     )
     ssl_keyfile: str | None = Field(default=None, description="PEM of its key, if that is in a file of its own")
-    status_needs_key: bool = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
+    status_needs_key: Truth = Field(default=False, description="/health, /ready, /version and /metrics need a key, too")
     cors_origins: tuple[Annotated[str, AfterValidator(of_web_pages)], ...] = Field(
         default=(), description="Web pages of these origins may ask: https://chat.example.com, or * for all"
     )
     body_max: Size = Field(default=4 << 20, description="A longer request is answered 413")
-    refuse_late: bool = Field(
+    refuse_late: Truth = Field(
         default=False,
         description="A request that cannot be served in time by the schedulers' estimate is answered 429",
     )
@@ -255,7 +256,7 @@ class Memory(Section):
     prefix_reuse: Switch = Field(
         default="on", description="Keep the KV of requests that end, for prompts that begin alike: docs/prefix.md"
     )
-    debug: bool = Field(default=False, description="Check the accounting laws after every step")
+    debug: Truth = Field(default=False, description="Check the accounting laws after every step")
 
     @model_validator(mode="after")
     def _slabs_fit(self) -> Memory:
@@ -291,7 +292,7 @@ class Telemetry(Section):
     decisions: CountOrNone = Field(
         default=10_000, description="Decisions that are remembered, with their reasons (`aegis explain`); 0: none"
     )
-    token_times: bool = Field(default=False, description="Also remember the time of each of their tokens")
+    token_times: Truth = Field(default=False, description="Also remember the time of each of their tokens")
     otlp: Annotated[str, Field(pattern=r"^https?://[^/]")] | None = Field(
         default=None,
         description="Collector of OpenTelemetry traces: http://127.0.0.1:4318; needs more packages, "
@@ -377,7 +378,7 @@ class Scheduling(Section):
         default=None,
         description="Tokens of prompts in one step of an instance, at most; as many as time allows if not set",
     )
-    migrates: bool | None = Field(
+    migrates: Truth | None = Field(
         default=None,
         description="Models move, with their running requests, from instances that have no time for them to others: "
         "docs/moves.md. Not set: with least-slack and prism",
@@ -399,7 +400,7 @@ class Config(Section):
     sources: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(), description="YAML of models, directories of checkpoints, hub ids, addresses"
     )
-    demo: bool = Field(default=False, description="Serve the demo market, also beside other models")
+    demo: Truth = Field(default=False, description="Serve the demo market, also beside other models")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Kind of device: cpu or cuda; auto: cuda where there are GPUs"
     )

@@ -16,9 +16,27 @@ from aegis.core.request import PRIORITY_MAX
 from aegis.core.role import LaneCount
 
 
-def _not_a_bool(value: object) -> object:
+class Spoken(str):
+    """What an option or a variable says, of which a value of any type is made: they have nothing but texts."""
+
+    __slots__ = ()
+
+
+_NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?[\d_]+\s*")
+"""A text that would be taken for a number; not `1e3`, which is a text for YAML only."""
+
+
+def _number(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {str(value).lower()}")
+    if isinstance(value, str) and not isinstance(value, Spoken) and _NUMBER.fullmatch(value):
+        raise ValueError(f"should be a number, not the text {value!r}")
+    return value
+
+
+def _truth(value: object) -> object:
+    if not isinstance(value, bool | Spoken):
+        raise ValueError(f"should be a valid boolean, not {value!r}")
     return value
 
 
@@ -63,6 +81,7 @@ def _on_or_off(value: object) -> object:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
+Truth = Annotated[bool, BeforeValidator(_truth)]
 Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
 
 
@@ -74,21 +93,19 @@ def _lanes(value: object) -> object:
 
 
 Lanes = Annotated[LaneCount, BeforeValidator(_lanes)]
-Count = Annotated[int, Field(ge=1), BeforeValidator(_not_a_bool)]
-CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_not_a_bool)]
-RateLimit = Annotated[
-    int | None, Field(ge=0), BeforeValidator(_not_a_bool), AfterValidator(lambda limit: limit or None)
-]
+Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
+CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+RateLimit = Annotated[int | None, Field(ge=0), BeforeValidator(_number), AfterValidator(lambda limit: limit or None)]
 """0 is no limit, as it is for `aegis models set`."""
-Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_not_a_bool)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_number)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_number)]
 Deadline = Annotated[
     float,
     Field(ge=SLO_NS_MIN / NS_PER_MS, le=SLO_NS_MAX / NS_PER_MS, allow_inf_nan=False),
-    BeforeValidator(_not_a_bool),
+    BeforeValidator(_number),
 ]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_not_a_bool)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_number)]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), BeforeValidator(_number)]
 Dtype = Literal["auto", "float32", "bfloat16"]
 PolicyName = Literal[
     "aegaeon",
@@ -111,7 +128,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME_PATTERN}$")]
 KeyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")]
-Priority = Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX), BeforeValidator(_not_a_bool)]
+Priority = Annotated[int, Field(ge=-PRIORITY_MAX, le=PRIORITY_MAX), BeforeValidator(_number)]
 PREFIX_PATTERN = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"  # of topics: no wildcards, no empty levels
 
 

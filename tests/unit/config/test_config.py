@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from aegis.config.config import OPTIONS, Config, leaves, variable
-from aegis.config.sources import load
+from aegis.config.sources import load, mistakes
 from aegis.config.values import PolicyName
 from aegis.core.errors import UserError
 from aegis.policies import Site, recipe
@@ -359,6 +359,27 @@ def test_a_prefix_is_a_plain_name(prefix: str) -> None:
 )
 def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: int) -> None:
     assert load({"devices": devices, "tensor_parallel_size": ranks}, {}).device_count == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("server: {port: '8000'}", "server.port: should be a number, not the text '8000'"),
+        ("memory: {idle_s: '2.5'}", "memory.idle_s: should be a number, not the text '2.5'"),
+        ("server: {log_prompts: 'true'}", "server.log_prompts: should be a valid boolean, not 'true'"),
+        ("scheduling: {migrates: 1}", "scheduling.migrates: should be a valid boolean, not 1"),
+        ("models: {m: {path: x, priority: '1'}}", "models.m.priority: should be a number, not the text '1'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_in_a_file(tmp_path: Path, text: str, told: str) -> None:
+    given = written(tmp_path, text)
+    line = f"{given['config']}: line 1: {told}"
+    assert refusal(dict(given)) == line and mistakes(given["config"]) == [line]
+
+
+def test_options_and_variables_are_texts_of_any_type_and_yaml_has_no_exponents(tmp_path: Path) -> None:
+    config = load({"port": "8001"} | written(tmp_path, "memory: {idle_s: 1e3}"), {"AEGIS_LOG_PROMPTS": "1"})
+    assert (config.server.port, config.server.log_prompts, config.memory.idle_s) == (8001, True, 1000.0)
 
 
 @pytest.mark.parametrize(
