@@ -27,6 +27,7 @@ from aegis.config.values import (
     Port,
     Positive,
     Priority,
+    Proxies,
     RateLimit,
     Seconds,
     Section,
@@ -178,7 +179,7 @@ class Server(Section):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
     port: Port = Field(default=8000, description="Port to listen on")
-    proxies: Count = Field(default=1, description="Processes that serve clients, on one port")
+    proxies: Proxies = Field(default=1, description="Processes that serve clients, on one port; 64 at most")
     log_level: LogLevel = Field(default="info", description="Lowest level that is logged")
     log_format: LogFormat = Field(
         default="text", description="text: a line of names and values; json: an object a line"

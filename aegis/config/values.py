@@ -95,6 +95,7 @@ def _lanes(value: object) -> object:
 Lanes = Annotated[LaneCount, BeforeValidator(_lanes)]
 Count = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 CountOrNone = Annotated[int, Field(ge=0), BeforeValidator(_number)]
+Proxies = Annotated[int, Field(ge=1, le=64), BeforeValidator(_number)]
 RateLimit = Annotated[int | None, Field(ge=0), BeforeValidator(_number), AfterValidator(lambda limit: limit or None)]
 """0 is no limit, as it is for `aegis models set`."""
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_number)]

@@ -151,6 +151,7 @@ class ProxySupervisor:
         self._numbers = count(1)
         self._hang_detector = HangDetector()
         self._closing = asyncio.Event()
+        self._starting = asyncio.Lock()
         ends = market.node.proxies
         ends.missing, ends.dead, ends.on_silent = self._missing, self._dead, self._kill
 
@@ -247,7 +248,13 @@ class ProxySupervisor:
         while not self._ending:
             started_s = time.monotonic()
             try:
-                process = await self._spawn(place)
+                async with self._starting:  # a start holds up the loop, which is to hear of a signal in between
+                    if self._ending:
+                        return
+                    process = await self._spawn(place)
+                if self._ending:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
             except OSError as error:
                 _logger.warning("%s cannot be started: %s", place.name, error.strerror)
                 place.restarts.failed()

@@ -400,6 +400,11 @@ def test_what_redis_keeps_has_no_effect_without_it_and_what_the_server_keeps_has
     assert load({"redis": "off"}, {"AEGIS_REDIS_RESPONSES_TTL_S": "0"}).redis.off
 
 
+def test_proxies_are_bounded() -> None:
+    assert refusal({"proxies": "65"}) == "--proxies: should be less than or equal to 64, not '65'"
+    assert load({"proxies": "64"}, {}).server.proxies == 64
+
+
 def test_vllm_shares_no_model_out() -> None:
     assert "leave out tensor_parallel_size" in refusal({"engine": "vllm", "tensor_parallel_size": "2"})
     assert "peer_loads is for instances of one" in refusal({"peer_loads": True, "tensor_parallel_size": "2"})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import ProxyId
-from aegis.launcher.proxy_supervisor import BUSY_NS, LOOK_NS, SILENT_NS, STARTING_NS, HangDetector
+from aegis.launcher.proxy_supervisor import BUSY_NS, LOOK_NS, SILENT_NS, STARTING_NS, HangDetector, ProxySupervisor
 
 A, B = ProxyId(1), ProxyId(2)
 
@@ -70,3 +74,55 @@ def test_time_in_which_the_watcher_stood_still_is_nobodys() -> None:
     assert watched.detector.check(watched.used_ns, watched.now_ns) == []
     assert watched.pass_ns(SILENT_NS - LOOK_NS) == []
     assert watched.pass_ns(LOOK_NS) == [A, B]
+
+
+class Process:
+    """Runs until it is killed."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self._ended = asyncio.Event()
+        self.killed = False
+
+    def kill(self) -> None:
+        self.killed = True
+        self._ended.set()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return -9
+
+
+def test_where_the_server_ends_while_they_start_no_more_are_started_and_the_last_one_is_ended() -> None:
+    """Each start holds up the loop, which would hear of a signal after all of them only."""
+    started: list[Process] = []
+
+    async def main() -> None:
+        node = SimpleNamespace(proxies=SimpleNamespace(), draining=False)
+        supervisor = ProxySupervisor(
+            [f"proxy-{n}" for n in range(1, 64)],
+            cast(Any, None),
+            cast(Any, SimpleNamespace(node=node)),
+            None,
+            cast(Any, None),
+        )
+
+        async def spawn(place: Any) -> Process:
+            started.append(Process())
+            if len(started) == 3:
+                closing.set()
+            await asyncio.sleep(0)
+            place.process = started[-1]
+            return started[-1]
+
+        supervisor._spawn = spawn  # type: ignore[assignment, method-assign]
+        closing = asyncio.Event()
+        supervisor.start()
+        await closing.wait()
+        node.draining = True
+        async with asyncio.timeout(5):
+            await supervisor.close(60.0)
+
+    asyncio.run(main())
+    assert len(started) == 3 and all(process.killed for process in started)
