@@ -10,24 +10,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
-import torch
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.effects import Bind, Unbind
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.request import Failure, Token
 from aegis.engine.block_table import BlockTable
 from aegis.engine.engines import Engines
+from aegis.engine.parallel.first_rank_sampler import FirstRankSampler
 from aegis.engine.parallel.group import RanksLost
 from aegis.engine.protocol import EngineFailed, StepRow, engine_at_work
-from aegis.engine.sampler import Sampler
 from aegis.instance.parts import RankMemory, open_rank_memory, poll
 from aegis.instance.rank_wire import Command, Discard, LeaderLink, Prepare, Step, Touch, unpacked
 from aegis.instance.settings import InstanceSettings
@@ -43,31 +40,10 @@ _GRACE_S = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class NoSampler(Sampler):
-    """In place of one that samples: the first rank does. `reports` is what it said of the prompt at hand."""
-
-    reports = False
-
-    def problem(self, request: RequestId) -> Failure | None:
-        return None
-
-    def wants_prompt(self, request: RequestId) -> bool:
-        return self.reports
-
-    def prompt_logprobs(self, request: RequestId, logits: object, prompt: Sequence[int]) -> tuple[Token, ...]:
-        return ()
-
-    def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
-        """Once they are there: nothing else waits for what reads the weights, which the next command may unmap."""
-        if logits.is_cuda:
-            torch.cuda.current_stream(logits.device).synchronize()
-        return [Token(0)] * len(requests)
-
-
 class Follower:
     """Performs commands in order."""
 
-    def __init__(self, body: RankMemory, engine: Engines, sampler: NoSampler, lead: LeaderLink) -> None:
+    def __init__(self, body: RankMemory, engine: Engines, sampler: FirstRankSampler, lead: LeaderLink) -> None:
         self._body = body
         self._memory_executor = body.memory_executor
         self._engine = engine
@@ -140,7 +116,7 @@ def main() -> int:
     settings = msgspec.json.decode(sys.stdin.buffer.read(), type=InstanceSettings)
     logs.guard_streams(settings.logs)
     logs.setup(settings.logs)
-    sampler = NoSampler()
+    sampler = FirstRankSampler()
     try:
         body = open_rank_memory(settings)
         engine = body.engines(settings, sampler)
