@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from aegis.config.config import LISTS, OPTIONS, Config, Key, leaves, variable
 from aegis.config.paths import refusing
 from aegis.config.slo import limits_ns
-from aegis.config.values import Spoken
+from aegis.config.values import OptionText
 from aegis.config.yaml_file import lines_of, read_mapping
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
@@ -92,7 +92,7 @@ class _Tree:
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
                 raise UserError(f"{self._where(path[:depth])}: should be a mapping")
-        node[path[-1]] = Spoken(value) if isinstance(value, str) else value
+        node[path[-1]] = OptionText(value) if isinstance(value, str) else value
         self._origins[path] = origin
         if path == OPTIONS["models"]:  # they take the place of all models the file names
             self._values.pop("models", None)

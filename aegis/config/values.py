@@ -16,8 +16,8 @@ from aegis.core.request import PRIORITY_MAX
 from aegis.core.role import LaneCount
 
 
-class Spoken(str):
-    """What an option or a variable says, of which a value of any type is made: they have nothing but texts."""
+class OptionText(str):
+    """The text of an option or a variable, of which a value of any type is made: they have nothing but texts."""
 
     __slots__ = ()
 
@@ -29,13 +29,13 @@ _NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?[\d_]+\s*")
 def _number(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"should be a number, not {str(value).lower()}")
-    if isinstance(value, str) and not isinstance(value, Spoken) and _NUMBER.fullmatch(value):
+    if isinstance(value, str) and not isinstance(value, OptionText) and _NUMBER.fullmatch(value):
         raise ValueError(f"should be a number, not the text {value!r}")
     return value
 
 
 def _truth(value: object) -> object:
-    if not isinstance(value, bool | Spoken):
+    if not isinstance(value, bool | OptionText):
         raise ValueError(f"should be a valid boolean, not {value!r}")
     return value
 

@@ -3,9 +3,10 @@
 The home is the instance of the last request of its model, unless the instance under the least pressure is better off by
 `migrate_share` of its time; if no request of the model is left there, unless another instance is better off at all. The
 same holds if its batches there have no room: they run on several instances rather than wait for each other's turns on
-one. To the pressure of an instance, its home too, counts a load of the model there, unless its weights should be there,
-and another one where there is no room for all weights: they leave and come back whole, however little is lacking. A
-load that takes the part p of the TTFT counts p².
+one. To the pressure of an instance counts a load of the model there, unless its weights should be there, and another
+one where there is no room for all weights: they leave and come back whole, however little is lacking. A load that takes
+the part p of the TTFT counts p². At home the second one counts from p = 1 on: then whoever's weights have left is late
+for certain, and else the home is worth more than the room.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
 
 
 def _loads_ppm(model: ModelId, lists: DecodeView, instance: InstanceId) -> int:
-    """What loads cost a first token there: that of its weights, unless they are there, and that of others'."""
+    """What loads cost a first token at home: that of its weights, unless they are there, and that of others'."""
     there, fits = lists.weights(model, instance)
-    return (2 - there - fits) * _load_ppm(model, lists)
+    return (2 - there - (fits or lists.reload_ppm(model) < _PPM)) * _load_ppm(model, lists)
 
 
 def _load_ppm(model: ModelId, lists: DecodeView) -> int:

@@ -64,15 +64,18 @@ def test_weights_that_had_to_leave_keep_no_model_at_home() -> None:
     assert POLICY.place(Work(A, 10), made) == Y
 
 
-def test_a_model_leaves_a_home_that_has_no_room_for_all_if_another_instance_has() -> None:
-    """Its weights are there, but others' come back beside them."""
-    made = lists(2_000_000)
+@pytest.mark.parametrize(("load_ppm", "chosen"), [(2_000_000, Y), (900_000, X)])
+def test_a_model_leaves_a_home_without_room_for_all_if_loads_take_longer_than_the_ttft(
+    load_ppm: int, chosen: InstanceId
+) -> None:
+    """Its weights are there, but others' come back beside them, and another instance has room."""
+    made = lists(load_ppm)
     requests = Requests(made)
     for model in (A, B, C):
         requests.asked(X, model)
     requests.asked(X, C, goes=False)
     assert made.weights(B, X) == Weights(there=True, fits=False)
-    assert POLICY.place(Work(B, 10), made) == Y
+    assert POLICY.place(Work(B, 10), made) == chosen
     requests.asked(Y, D)
     requests.asked(Y, E)
     assert made.weights(B, Y) == Weights(there=False, fits=False)
