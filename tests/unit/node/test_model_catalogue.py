@@ -21,7 +21,6 @@ from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
 from aegis.node.catalogue import image_renewals
-from aegis.node.catalogue.adapters import find_base
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.model_catalogue import COMING_MAX, REGISTRATIONS_AT_ONCE, Catalogue
 from aegis.node.registration import RegistrarNotStarted, RegistrationCancelled, Report, register, was_unloaded
@@ -559,39 +558,6 @@ def test_an_adapter_whose_base_is_removed_while_its_image_is_brought_is_refused(
         assert adding.states() == ([], [], 0)
 
     while_adding(tmp_path, work)
-
-
-def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_path: Path) -> None:
-    async def work(adding: Adding, asked: asyncio.Task[CatalogueModel]) -> None:
-        asked.cancel()
-        await asyncio.wait([asked])
-        catalogue, registrar = adding.catalogue, adding.registrar
-        registrar.go_on.set()
-        base = registrar.spec
-        await catalogue.add(str(tmp_path / "checkpoint"), base.model, lazy=True)
-        catalogue.want(base.model)
-        await adding.until(catalogue.models)
-        registrar.spec = make_adapter(0, base)
-        await catalogue.add(adapter_in(tmp_path), "a0", base=base.model)
-        registrar.refusal = "the hub is away"
-        catalogue.damaged(base.model, "it cannot be opened", wanted=True)
-        await adding.until(lambda: not catalogue.models())
-        assert catalogue.least_pages() == 1 and set(catalogue.coming()) == {"m0", "a0"}
-        assert catalogue.coming()["a0"].refusal == "its base 'm0' waits: the hub is away"
-        drops = [told.model for told in adding.node.told if isinstance(told, DropModel)]
-        assert drops[-2:] == ["a0", "m0"], "adapters are let go of before what they are run in"
-        registrar.refusal, registrar.spec = "", base
-        registrar.of = {"a0": make_adapter(0, base)}
-        catalogue.want(ModelId("a0"))
-        await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
-
-    while_adding(tmp_path, work)
-
-
-def test_an_adapter_whose_directory_cannot_be_looked_at_is_refused() -> None:
-    adapter = Source(ModelId("a"), path=f"/{'a' * 300}", base="b", adapter=True)
-    refusal = asyncio.run(find_base(adapter, {}))
-    assert isinstance(refusal, ModelRefused) and refusal.message.endswith(": File name too long")
 
 
 def test_an_image_that_left_before_its_model_was_served_refuses_it(

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from aegis.core.errors import UserError
+from aegis.core.errors import ModelRefused, UserError
+from aegis.core.ids import ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange
+from aegis.models.sources import Source
+from aegis.node.catalogue.adapters import find_base
 from aegis.sim.faults.fake_models import make_adapter
 from tests.unit.node.test_absent_images import served_adapter
 from tests.unit.node.test_model_catalogue import Adding, adapter_in, while_adding
@@ -47,3 +50,36 @@ def test_an_adapter_of_a_model_whose_client_leaves_goes_with_it(tmp_path: Path) 
         assert dropped == ["a0", "m0"], "adapters are let go of before what they are run in"
 
     while_adding(tmp_path, work, instances=1)
+
+
+def test_an_adapter_whose_directory_cannot_be_looked_at_is_refused() -> None:
+    adapter = Source(ModelId("a"), path=f"/{'a' * 300}", base="b", adapter=True)
+    refusal = asyncio.run(find_base(adapter, {}))
+    assert isinstance(refusal, ModelRefused) and refusal.message.endswith(": File name too long")
+
+
+def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_path: Path) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[object]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue, registrar = adding.catalogue, adding.registrar
+        registrar.go_on.set()
+        base = registrar.spec
+        await catalogue.add(str(tmp_path / "checkpoint"), base.model, lazy=True)
+        catalogue.want(base.model)
+        await adding.until(catalogue.models)
+        registrar.spec = make_adapter(0, base)
+        await catalogue.add(adapter_in(tmp_path), "a0", base=base.model)
+        registrar.refusal = "the hub is away"
+        catalogue.damaged(base.model, "it cannot be opened", wanted=True)
+        await adding.until(lambda: not catalogue.models())
+        assert catalogue.least_pages() == 1 and set(catalogue.coming()) == {"m0", "a0"}
+        assert catalogue.coming()["a0"].refusal == "its base 'm0' waits: the hub is away"
+        drops = [told.model for told in adding.node.told if isinstance(told, DropModel)]
+        assert drops[-2:] == ["a0", "m0"], "adapters are let go of before what they are run in"
+        registrar.refusal, registrar.spec = "", base
+        registrar.of = {"a0": make_adapter(0, base)}
+        catalogue.want(ModelId("a0"))
+        await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
+
+    while_adding(tmp_path, work)
