@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aegis.core.block_runs import Blocks
-from aegis.core.ids import InstanceId, MachineId, ModelId, RequestId, proxy_of
+from aegis.core.ids import InstanceId, MachineId, ModelId
 from aegis.core.messages import (
     Adopt,
     BringIn,
@@ -25,26 +24,15 @@ from aegis.core.messages import (
     ReleaseKv,
     ReleaseProxy,
 )
-from aegis.core.model import KvShape
-from aegis.core.request import EventHandle, KvHandle
+from aegis.core.request import KvHandle
 from decode.eviction import Eviction
 from decode.kv_swap import KvSwap
 from decode.phases import Phases
 from decode.sequences import DEVICE, HOST, Room, Sequence, Where
 from decode.worklist import WorkList
 from memory.balloon import PageRequestState
+from memory.handed_kv import HandedKv
 from memory.ledger import Ledger
-
-_Key = tuple[RequestId, int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Handed:
-    """KV in our host slabs that another instance adopts; the swap-out that fills it is `saved`."""
-
-    shape: KvShape
-    host: Blocks
-    saved: EventHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +58,6 @@ class HandOvers:
     ) -> None:
         """`leave` ends a sequence here, and frees what it still has."""
         self._instance = instance
-        self._machine = machine
         self._ledger = ledger
         self._kv = kv
         self._work = work
@@ -79,7 +66,7 @@ class HandOvers:
         self._send = send
         self._leave = leave
         self._wanted: list[_Wanted] = []
-        self._handed: dict[_Key, _Handed] = {}
+        self._handed = HandedKv(instance, machine, ledger.host)
         self._expected: list[ModelId] = []  # one entry per question
         self._tried: set[ModelId] = set()  # whose load was begun for that
 
@@ -103,10 +90,9 @@ class HandOvers:
                 self._expected.append(model)
                 self._eviction.expected.add(model)
             case ReleaseKv(request, attempt):
-                self._release((request, attempt))
+                self._handed.release(request, attempt)
             case ReleaseProxy(proxy):
-                for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
-                    self._release(key)
+                self._handed.release_all(proxy)
 
     def advance(self) -> None:
         """Hands over what can be."""
@@ -124,14 +110,14 @@ class HandOvers:
         that it is released: that could be taken for a word about the next time."""
         handle = sequence.handle
         if handle and handle.owner == self._instance:
-            handed = self._handed.pop((sequence.job.request, sequence.job.attempt))
-            sequence.host, sequence.saved, sequence.handle = handed.host, handed.saved, None
+            handed = self._handed.take_back(sequence.job)
+            sequence.host, sequence.saved, sequence.handle = handed.blocks, handed.ready, None
 
     def refuse(self, event: Adopt) -> None:
         """The request is not adopted: its KV is released."""
         request, attempt = event.job.request, event.job.attempt
         if event.kv.owner == self._instance:
-            self._release((request, attempt))
+            self._handed.release(request, attempt)
         else:
             self._send(KvReleased(request, attempt, event.kv))
 
@@ -165,12 +151,9 @@ class HandOvers:
 
     def _kept(self, sequence: Sequence) -> KvHandle:
         """The address of its KV in our host slabs, which are not its own any more."""
-        key, saved = (sequence.job.request, sequence.job.attempt), sequence.saved
-        assert saved is not None and key not in self._handed
-        self._handed[key] = _Handed(sequence.shape, sequence.host, saved)
-        kv = KvHandle(self._instance, tuple(sequence.host), sequence.cached, saved, self._machine)
-        sequence.host = ()
-        return kv
+        assert sequence.saved is not None
+        host, sequence.host = sequence.host, ()
+        return self._handed.hand(sequence.job, sequence.shape, host, sequence.cached, sequence.saved)
 
     def _hand(self, sequence: Sequence, kv: KvHandle | None) -> None:
         if kv:
@@ -178,13 +161,6 @@ class HandOvers:
         self._phases.stop((sequence,))
         self._leave(sequence)
         self._send(HandedOver(sequence.job.request, sequence.job.attempt, sequence.generated, kv))
-
-    def _release(self, key: _Key) -> None:
-        handed, host = self._handed.pop(key), self._ledger.host
-        if self._ledger.transfers.passed(handed.saved):
-            host.free(handed.shape, handed.host)
-        else:
-            host.free_after(handed.shape, handed.host, handed.saved)
 
     # --- models -------------------------------------------------------------------------------------------------------
 

@@ -320,8 +320,5 @@ class KvSwap:
             sequence.handle = None
         if sequence.host:
             assert sequence.saved is not None
-            if self._ledger.transfers.passed(sequence.saved):
-                self._ledger.host.free(sequence.shape, sequence.host)
-            else:
-                self._ledger.host.free_after(sequence.shape, sequence.host, sequence.saved)
+            self._ledger.host.free_after(sequence.shape, sequence.host, sequence.saved)
             sequence.host = ()

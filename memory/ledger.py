@@ -97,8 +97,8 @@ class Ledger:
         )
         self._evicting: set[ModelId] = set()  # images to be let go of once no load reads them
         self.unloading: set[ModelId] = set()  # models to be evicted once no request here needs them
-        self.device = SlabPool(budget.slab_bytes, self._device_slabs)
-        self.host = SlabPool(budget.slab_bytes, self._leases)
+        self.device = SlabPool(budget.slab_bytes, self._device_slabs, self.transfers.passed)
+        self.host = SlabPool(budget.slab_bytes, self._leases, self.transfers.passed)
 
     def add_model(self, spec: ModelSpec) -> bool:
         """Gives the model its permanent range; false when the address space is used up."""
@@ -243,9 +243,9 @@ class Ledger:
             if self.transfers.passed(event) and not self.weights.loaded(model):
                 self.evict(model)
         if self.device.moving:
-            self.device.reclaim(self.transfers.passed)
+            self.device.reclaim()
         if self.host.moving:
-            self.host.reclaim(self.transfers.passed)
+            self.host.reclaim()
         self.balloon.progress()
         self._peers.progress()
         if self._evicting:

@@ -86,11 +86,13 @@ class SlabPool:
     """The blocks of one region. Allocation is all or nothing and fills the fullest slabs first, the lowest blocks
     first."""
 
-    __slots__ = ("_moving", "_shapes", "_source", "slab_bytes")
+    __slots__ = ("_moving", "_passed", "_shapes", "_source", "slab_bytes")
 
-    def __init__(self, slab_bytes: int, source: SlabSource) -> None:
+    def __init__(self, slab_bytes: int, source: SlabSource, passed: Callable[[EventHandle], bool]) -> None:
+        """`passed` says whether a transfer has ended."""
         self.slab_bytes = slab_bytes
         self._source = source
+        self._passed = passed
         self._shapes = _Shapes(slab_bytes)
         self._moving: list[tuple[EventHandle, KvShape, Blocks]] = []
 
@@ -138,19 +140,22 @@ class SlabPool:
                 self._source.give(slab.slab)
 
     def free_after(self, shape: KvShape, blocks: Sequence[BlockRun], event: EventHandle) -> None:
-        """Rule 3: the blocks stay on the move list until `event` has passed."""
+        """Rule 3: unless `event` has passed already, the blocks stay on the move list until it has."""
+        if self._passed(event):
+            self.free(shape, blocks)
+            return
         for slab, mask in self._shapes[shape].pieces(blocks):
             slab.give_up(mask)
             slab.moving |= mask
         if blocks:
             self._moving.append((event, shape, tuple(blocks)))
 
-    def reclaim(self, passed: Callable[[EventHandle], bool]) -> int:
+    def reclaim(self) -> int:
         """The reclaimer: frees what no transfer touches any more. Returns how many blocks."""
         waiting, count = [], 0
         for entry in self._moving:
             event, shape, blocks = entry
-            if not passed(event):
+            if not self._passed(event):
                 waiting.append(entry)
                 continue
             held = self._shapes[shape]

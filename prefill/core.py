@@ -13,14 +13,12 @@ runs. Short ones of a model that wait behind each other share a step (docs/piece
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from aegis.core.block_runs import Blocks, count_blocks, first_blocks
+from aegis.core.block_runs import count_blocks, first_blocks
 from aegis.core.decision import Why
 from aegis.core.effects import Effect, Row, Run, Untrack
 from aegis.core.estimators import Hardware
 from aegis.core.events import InstanceEvent, LoadFailed, Progress, StepFailed, Stepped, Tick
-from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId, RequestId, proxy_of
+from aegis.core.ids import ONLY_MACHINE, InstanceId, MachineId, ModelId
 from aegis.core.messages import (
     AddModel,
     Adopt,
@@ -58,10 +56,11 @@ from aegis.core.messages import (
     UnloadModel,
 )
 from aegis.core.model import KvShape
-from aegis.core.request import EventHandle, Job, KvHandle, Token
+from aegis.core.request import Job, Token
 from aegis.core.switching import Switching
 from aegis.core.views import PrefillOrder
 from memory.effect_list import EffectList
+from memory.handed_kv import HandedKv
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 from memory.slab_pool import NoBlocks
@@ -72,15 +71,6 @@ from prefill.queue import Queue, Running
 from prefill.reasons import EvictionReasons, next_decision
 
 _HARDWARE = Hardware()
-
-
-@dataclass(slots=True)
-class _Handed:
-    """KV in our host slabs until the decode instance has it; the swap-out that fills it is `event`."""
-
-    shape: KvShape
-    host: Blocks
-    event: EventHandle
 
 
 class PrefillCore:
@@ -103,7 +93,6 @@ class PrefillCore:
         `hardware` is what it takes the device for at first. Where it `explains`, a `Decision` is among the effects for
         each job that begins, and for what leaves the device."""
         self.instance = instance
-        self.machine = machine
         self.ledger = ledger
         self.counters = Counters()
         self._effects = EffectList(ledger)
@@ -113,7 +102,7 @@ class PrefillCore:
         self._eviction_reasons = EvictionReasons(instance, self._queue) if explains else None
         self._eviction = Eviction(ledger, self._queue, self.counters, self._eviction_reasons)
         self._ordering = Ordering(policy, hardware, ledger, self._queue, step_tokens)
-        self._handed: dict[tuple[RequestId, int], _Handed] = {}
+        self._handed = HandedKv(instance, machine, ledger.host)
         self._prefix_reuse = PrefixReuse(ledger, self.counters, self._effects.send) if reuses else None
         self._switch: Switching | None = None
         self._requested_slabs = False
@@ -131,7 +120,7 @@ class PrefillCore:
             case Stepped():
                 self._stepped(event)
             case ReleaseKv():
-                self._release((event.request, event.attempt))
+                self._handed.release(event.request, event.attempt)
             case StepFailed():
                 self._step_failed(event)
             case LoadFailed():
@@ -159,8 +148,7 @@ class PrefillCore:
                 self._queue.drop(proxy)
                 self._effects.send(ProxyDropped(proxy))
             case ReleaseProxy(proxy):
-                for key in [key for key in self._handed if proxy_of(key[0]) == proxy]:
-                    self._release(key)
+                self._handed.release_all(proxy)
             case PrefixChecked():
                 self._prefix_checked(event)
             case Adopt() | KeepKv() | KvFetched() | MeetProxy() | Ping() | Shutdown():
@@ -197,13 +185,6 @@ class PrefillCore:
             self._queue.submit(event)
         else:
             self._break(job, f"model '{job.served}' was removed")
-
-    def _release(self, key: tuple[RequestId, int]) -> None:
-        handed = self._handed.pop(key)
-        if self.ledger.transfers.passed(handed.event):
-            self.ledger.host.free(handed.shape, handed.host)
-        else:
-            self.ledger.host.free_after(handed.shape, handed.host, handed.event)
 
     def _advance(self, now_ns: int) -> Running | None:
         """What begins to run, if anything: the step is the last thing an event asks for, all else being under way."""
@@ -506,8 +487,7 @@ class PrefillCore:
             self._prefix_reuse.leaves(job, running.device, ready)
         else:
             self.ledger.device.free_after(shape, running.device, ready)
-        self._handed[(job.request, job.attempt)] = _Handed(shape, running.host, ready)
-        kv = KvHandle(self.instance, running.host, job.prefill_tokens, ready, self.machine)
+        kv = self._handed.hand(job, shape, running.host, job.prefill_tokens, ready)
         self._effects.send(Prefilled(job.request, job.attempt, token, kv, running.prefill_ns))
 
     def _drop_models(self) -> None:

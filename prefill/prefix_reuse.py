@@ -58,14 +58,10 @@ class PrefixReuse:
 
     def let_go(self) -> None:
         """The last KV leaves the device, now or when it has been copied out: there is need of its room."""
-        past, ledger = self._past, self._ledger
-        if past is None or not past.held:
-            return
-        past.held = False
-        if ledger.transfers.passed(past.event):
-            ledger.device.free(past.shape, past.device)
-        else:
-            ledger.device.free_after(past.shape, past.device, past.event)
+        past = self._past
+        if past and past.held:
+            past.held = False
+            self._ledger.device.free_after(past.shape, past.device, past.event)
 
     def bring(self, running: Running) -> bool:
         """Whether the job can be run now. Not if KV is on its way: its `arrival` is set then."""

@@ -11,7 +11,7 @@ import pytest
 
 from aegis.core.clock import NS_PER_MS
 from aegis.core.effects import Send
-from aegis.core.messages import KvReleased
+from aegis.core.messages import KvReleased, ReleaseKv
 from aegis.sim.faults import seed_runs
 from aegis.sim.faults.plan import EVERY, Kind
 from aegis.sim.faults.random_scenarios import faulty_scenario_of
@@ -21,12 +21,12 @@ from decode.core import DecodeCore
 from decode.hand_overs import HandOvers
 from decode.kv_swap import KvSwap
 from memory.balloon import Balloon
+from memory.handed_kv import HandedKv
 from memory.kept_prefixes import KeptPrefixes
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers
 from memory.slab_leases import SlabLeases
 from memory.slab_pool import SlabPool
-from prefill.core import PrefillCore
 from proxy.routing.events import InstanceDown
 from proxy.routing.moves import Moves
 from proxy.routing.router import Router
@@ -87,7 +87,7 @@ def test_faults_of_every_kind_happen() -> None:
 
 
 def test_what_happened_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefillCore, "_release", lambda self, key: None)
+    monkeypatch.setattr(HandedKv, "release", lambda *_: None)
     found = seed_runs.broken_seeds(range(8), events=5)
     assert found and all(len(one.events) == 5 for one in found)
     assert found == seed_runs.broken_seeds(range(8), events=5)
@@ -122,6 +122,11 @@ def _silent_about_kv(patch: pytest.MonkeyPatch) -> None:
         return [each for each in effects if not (isinstance(each, Send) and isinstance(each.message, KvReleased))]
 
     patch.setattr(DecodeCore, "on", mute)
+
+
+def _keeps_what_moved(patch: pytest.MonkeyPatch) -> None:
+    on = HandOvers.on_message
+    patch.setattr(HandOvers, "on_message", lambda self, event: isinstance(event, ReleaseKv) or on(self, event))
 
 
 def _too_early(patch: pytest.MonkeyPatch) -> None:
@@ -185,8 +190,8 @@ def _before_the_proxy_knows(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("spoil", "kinds"),
     [
-        pytest.param(_skips(PrefillCore, "_release"), EVERY, id="handed KV is not freed"),
-        pytest.param(_skips(HandOvers, "_release"), {Kind.MOVE}, id="KV that moved away is not freed"),
+        pytest.param(_skips(HandedKv, "release"), EVERY, id="handed KV is not freed"),
+        pytest.param(_keeps_what_moved, {Kind.MOVE}, id="KV that moved away is not freed"),
         pytest.param(_skips(HandOvers, "take_back"), {Kind.MOVE, Kind.CRASH}, id="nobody takes its own KV back"),
         pytest.param(_skips(Router, "_handed_over"), {Kind.MOVE}, id="who was handed over goes on nowhere"),
         pytest.param(_skips(Moves, "left"), {Kind.MOVE}, id="moves never end"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,8 +41,8 @@ class Shelf:
         self.free.append(slab)
 
 
-def pool_of(slabs: int) -> SlabPool:
-    return SlabPool(SLAB, Shelf(slabs))
+def pool_of(slabs: int, *, passed: Collection[EventHandle] = ()) -> SlabPool:
+    return SlabPool(SLAB, Shelf(slabs), passed.__contains__)
 
 
 def take(pool: SlabPool, shape: KvShape, count: int) -> Blocks:
@@ -56,10 +58,10 @@ class Slabs(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shelf = Shelf(5)
-        self.pool = SlabPool(SLAB, self.shelf)
+        self.passed: set[EventHandle] = set()
+        self.pool = SlabPool(SLAB, self.shelf, self.passed.__contains__)
         self.book: dict[tuple[KvShape, int], str] = {}
         self.events: dict[EventHandle, list[tuple[KvShape, int]]] = {}
-        self.passed: set[EventHandle] = set()
         self.next_event = 0
 
     def some(self, data: st.DataObject, shape: KvShape, *states: str) -> Blocks:
@@ -111,7 +113,7 @@ class Slabs(RuleBasedStateMachine):
     @rule()
     def reclaim(self) -> None:
         done = [key for event in self.passed for key in self.events.pop(event)]
-        assert self.pool.reclaim(lambda event: event in self.passed) == len(done)
+        assert self.pool.reclaim() == len(done)
         self.passed.clear()
         for key in done:
             del self.book[key]
@@ -191,7 +193,7 @@ def test_what_fits_into_no_slab_takes_few() -> None:
 
 def test_holes_are_filled_before_a_slab_is_taken() -> None:
     shelf = Shelf(2)
-    pool = SlabPool(SLAB, shelf)
+    pool = SlabPool(SLAB, shelf, set[EventHandle]().__contains__)
     first = take(pool, SHAPES[1], 3)
     assert count_blocks(take(pool, SHAPES[1], 5)) == 5 and first == ((0, 3),)
     assert shelf.available() == 0 and pool.room(SHAPES[1]) == 0
@@ -227,20 +229,28 @@ def test_a_run_goes_on_from_slab_to_slab() -> None:
 
 def test_a_refusal_takes_nothing() -> None:
     shelf = Shelf(2)
-    pool = SlabPool(SLAB, shelf)
+    pool = SlabPool(SLAB, shelf, set[EventHandle]().__contains__)
     assert pool.alloc(SHAPES[3], 3) == NoBlocks(3, 1)
     assert shelf.available() == 2 and not pool.use()
 
 
 def test_rule_3_a_moving_block_is_not_handed_out_before_its_event_was_seen_to_pass() -> None:
-    pool, event = pool_of(1), EventHandle(0, 1)
+    event, passed = EventHandle(0, 1), set[EventHandle]()
+    pool = pool_of(1, passed=passed)
     blocks = take(pool, SHAPES[3], 1)
     pool.free_after(SHAPES[3], blocks, event)
     assert pool.alloc(SHAPES[3], 1) == NoBlocks(1, 1)
-    assert pool.reclaim(lambda _: False) == 0
+    assert pool.reclaim() == 0
     assert pool.alloc(SHAPES[3], 1) == NoBlocks(1, 1)
-    assert pool.reclaim(lambda e: e == event) == 1
+    passed.add(event)
+    assert pool.reclaim() == 1
     assert pool.alloc(SHAPES[3], 1) == blocks
+
+
+def test_a_block_whose_event_has_passed_already_is_free_at_once() -> None:
+    pool = pool_of(1, passed=[EventHandle(0, 1)])
+    pool.free_after(SHAPES[3], take(pool, SHAPES[3], 1), EventHandle(0, 1))
+    assert not pool.moving and not pool.use()
 
 
 def test_a_moving_block_cannot_be_freed_moved_or_used_again() -> None:
