@@ -11,6 +11,9 @@ from msgspec import Struct
 
 from aegis.core.ids import InstanceId, ModelId, RequestId
 
+PPM: Final = 1_000_000
+"""Shares are counted in whole millionths, because sums of these are exact, and so the same on every machine."""
+
 MAX_BATCH: Final = 64
 """Sequences in a decode batch, whatever room there is."""
 

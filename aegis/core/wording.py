@@ -34,6 +34,11 @@ def since(ns: int) -> str:
     return f", as planned {duration(ns)} ago" if ns else ""
 
 
+def percent(ppm: int) -> str:
+    """`12 %`."""
+    return f"{ppm / 10_000:.0f} %"
+
+
 def count(number: int, noun: str, plural: str | None = None) -> str:
     """`1 token`, `2 tokens`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"

@@ -6,9 +6,9 @@ from typing import Final
 
 from aegis.core.ids import InstanceId
 from aegis.core.rng import Stream
+from aegis.core.views import PPM
 
 _DRAWS: Final = 12
-_PPM: Final = 1_000_000
 _LEAST_PPM: Final = 100_000
 
 
@@ -28,4 +28,4 @@ class RunNoise:
 
     def factor_ppm(self) -> int:
         deviation = sum([self._draws.uniform() for _ in range(_DRAWS)]) - _DRAWS / 2
-        return max(_PPM + round(_PPM * self._share * deviation), _LEAST_PPM)
+        return max(PPM + round(PPM * self._share * deviation), _LEAST_PPM)

@@ -12,10 +12,10 @@ from math import isqrt, sqrt
 from typing import Final
 
 from aegis.core.step_terms import decode_terms, prefill_terms
+from aegis.core.views import PPM
 
 _PS_PER_NS: Final = 1_000
 _PS_PER_MS: Final = 1_000_000_000
-_PPM: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +102,13 @@ class StepCosts:
         """What takes so many millionths of the time."""
         return replace(
             self,
-            decode_ps=max(self.decode_ps * ppm // _PPM, 1),
-            context_token_ps=self.context_token_ps * ppm // _PPM,
-            row_ps=self.row_ps * ppm // _PPM,
-            batch_ps=self.batch_ps * ppm // _PPM,
-            prefill_ps=self.prefill_ps * ppm // _PPM,
-            token_ps=self.token_ps * ppm // _PPM,
-            token2_ps=self.token2_ps * ppm // _PPM,
+            decode_ps=max(self.decode_ps * ppm // PPM, 1),
+            context_token_ps=self.context_token_ps * ppm // PPM,
+            row_ps=self.row_ps * ppm // PPM,
+            batch_ps=self.batch_ps * ppm // PPM,
+            prefill_ps=self.prefill_ps * ppm // PPM,
+            token_ps=self.token_ps * ppm // PPM,
+            token2_ps=self.token2_ps * ppm // PPM,
         )
 
     def decode_ns(self, context_tokens: int, batch: int) -> int:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from aegis.core.decision import Why
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.views import DecodeView, Pressure, Work
-
-_PPM = 1_000_000
+from aegis.core.views import PPM, DecodeView, Pressure, Work
+from aegis.core.wording import percent
 
 
 def place(work: Work, lists: DecodeView, migrate_share: float) -> InstanceId:
@@ -25,7 +24,7 @@ def place(work: Work, lists: DecodeView, migrate_share: float) -> InstanceId:
         return _cheapest(work.model, lists).instance
     there = (s for s in lists.shares(work.model) if s.instance == home)
     joins = any(s.batches == 1 and s.room_tokens >= work.tokens for s in there)
-    limit_ppm = migrate_share * _PPM if joins else 0
+    limit_ppm = migrate_share * PPM if joins else 0
     cost_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home)
     if cost_ppm - lists.by_pressure[0].load_ppm <= limit_ppm:
         return home  # none is under less pressure when the model comes to it
@@ -39,8 +38,8 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
     best = _cheapest(work.model, lists, home)
     if home is None:
         second = next((each for each in pressed if each.instance != best.instance), None)
-        beside = f"; {second.instance}'s want {_share(second.load_ppm)}" if second else ""
-        because = f"least pressed: its requests want {_share(best.load_ppm)} of its time{beside}"
+        beside = f"; {second.instance}'s want {percent(second.load_ppm)}" if second else ""
+        because = f"least pressed: its requests want {percent(best.load_ppm)} of its time{beside}"
         return Why(because, lost=second.instance if second else None)
     if home in (best.instance, pressed[0].instance) and chosen == home:
         return Why("home of its model, and least pressed", lost=None)
@@ -48,7 +47,7 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
     gain_ppm = lists.load_ppm(home) + _loads_ppm(work.model, lists, home) - best.load_ppm
     if gain_ppm <= 0:
         return Why(f"home of its model; {best.instance} would have to load it", lost=best.instance)
-    freer = f"{_share(gain_ppm)} freer"
+    freer = f"{percent(gain_ppm)} freer"
     if share is None:
         limit = "nothing, and none are left at home"
     elif share.room_tokens < work.tokens:
@@ -56,7 +55,7 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
     elif share.batches > 1:
         limit = f"nothing, and it has {share.batches} batches at home"
     else:
-        limit = f"the {_share(round(migrate_share * _PPM))} that a move needs"
+        limit = f"the {percent(round(migrate_share * PPM))} that a move needs"
     if chosen == home:
         return Why(f"home of its model; {best.instance} is {freer}, not more than {limit}", lost=best.instance)
     return Why(f"{freer} than its model's home {home}, more than {limit}", lost=home)
@@ -65,13 +64,13 @@ def why(work: Work, lists: DecodeView, migrate_share: float, chosen: InstanceId)
 def _loads_ppm(model: ModelId, lists: DecodeView, instance: InstanceId) -> int:
     """What loads cost a first token at home: that of its weights, unless they are there, and that of others'."""
     there, fits = lists.weights(model, instance)
-    return (2 - there - (fits or lists.reload_ppm(model) < _PPM)) * _load_ppm(model, lists)
+    return (2 - there - (fits or lists.reload_ppm(model) < PPM)) * _load_ppm(model, lists)
 
 
 def _load_ppm(model: ModelId, lists: DecodeView) -> int:
     """A load takes a part of the TTFT, and with a chance of that part the first token is late by it."""
     part_ppm = lists.reload_ppm(model)
-    return part_ppm * part_ppm // _PPM
+    return part_ppm * part_ppm // PPM
 
 
 def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None) -> Pressure:
@@ -86,7 +85,3 @@ def _cheapest(model: ModelId, lists: DecodeView, home: InstanceId | None = None)
         if each.instance != home and (best_ppm is None or cost_ppm < best_ppm):
             best, best_ppm = each, cost_ppm
     return best._replace(load_ppm=best.load_ppm if best_ppm is None else best_ppm)
-
-
-def _share(load_ppm: int) -> str:
-    return f"{load_ppm / 10_000:.0f} %"

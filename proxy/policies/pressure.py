@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.views import PPM
+from aegis.core.wording import percent
 from proxy.policies import room
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.placement_views import Change, InstanceView, PlacedLoad, PlacementRules, PlacementView
 
-_PPM = 1_000_000
 _RULES = PlacementRules(held_ns=NS_PER_S, settled_ns=3 * NS_PER_S, keeps=False)
 
 
@@ -134,7 +135,7 @@ def _placed(view: PlacementView, instance: InstanceView, at_home: Iterable[Model
 def _load_ppm(demand: Demand, largest_ppm: int) -> int:
     """The load of a device. Where its memory does not hold all, the largest load counts besides: weights leave and come
     back whole, however little is lacking."""
-    if demand.memory_ppm <= _PPM:
+    if demand.memory_ppm <= PPM:
         return demand.steps_ppm
     return min(demand.load_ppm + largest_ppm, demand.steps_ppm + demand.loads_ppm)
 
@@ -153,15 +154,12 @@ def _options(view: PlacementView, hot: int, devices: Mapping[int, _Device]) -> I
 
 def _change(view: PlacementView, chosen: _Option, hot_ppm: int) -> Change:
     others = [home for home in view.models[chosen.model].places if home != chosen.source]
+    wanted, without = percent(hot_ppm), percent(chosen.worse_ppm)
     return Change(
         chosen.model,
         (chosen.target, *others),
         moves=True,
-        because=f"{chosen.source}'s device wants {_share(hot_ppm)} of its time, {_share(chosen.worse_ppm)} without it",
+        because=f"{chosen.source}'s device wants {wanted} of its time, {without} without it",
         source=chosen.source,
         gain_ppm=hot_ppm - chosen.worse_ppm,
     )
-
-
-def _share(load_ppm: int) -> str:
-    return f"{load_ppm / 10_000:.0f} %"

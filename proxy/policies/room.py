@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from aegis.core.ids import InstanceId
+from aegis.core.views import PPM
+from aegis.core.wording import percent
 from proxy.routing.demand import Demand
 from proxy.routing.placement_views import Change, InstanceView, ModelView, PlacedLoad, PlacementView
-
-_PPM = 1_000_000
 
 
 class _Short(NamedTuple):
@@ -52,14 +52,14 @@ def _short(view: PlacementView, instance: InstanceId, load: PlacedLoad) -> _Shor
     if model is None or load.requests < 2 or not load.largest_tokens:
         return None
     memory_ppm = _memory_ppm(model, load)
-    if memory_ppm <= _PPM:
+    if memory_ppm <= PPM:
         return None
     kv_bytes = (load.tokens + load.ahead_tokens) * model.token_bytes
     kv_ppm = max(memory_ppm * kv_bytes // (model.weight_bytes + kv_bytes), 1)
-    share_ppm = min(-(_PPM * (_PPM - memory_ppm) // kv_ppm), _PPM)
+    share_ppm = min(-(PPM * (PPM - memory_ppm) // kv_ppm), PPM)
     largest_ppm = kv_ppm * load.largest_tokens * model.token_bytes // kv_bytes
-    lacking_ppm = min(memory_ppm - _PPM + largest_ppm, kv_ppm)
-    return _Short(_PPM - memory_ppm, instance, load, share_ppm, memory_ppm - kv_ppm, lacking_ppm)
+    lacking_ppm = min(memory_ppm - PPM + largest_ppm, kv_ppm)
+    return _Short(PPM - memory_ppm, instance, load, share_ppm, memory_ppm - kv_ppm, lacking_ppm)
 
 
 def _memory_ppm(model: ModelView, load: PlacedLoad) -> int:
@@ -79,10 +79,10 @@ def _wanted_ppm(
     load = short.load
     held = next((each for each in target.loads if each.model == load.model), None)
     there_ppm = _memory_ppm(view.models[load.model], held) if held else short.weights_ppm
-    if there_ppm + short.lacking_ppm > _PPM:
+    if there_ppm + short.lacking_ppm > PPM:
         return None
     if held:
-        return wanted_with(target, Demand(load.steps_ppm * short.share_ppm // _PPM, 0, short.lacking_ppm))
+        return wanted_with(target, Demand(load.steps_ppm * short.share_ppm // PPM, 0, short.lacking_ppm))
     return wanted_with(target, Demand(load.steps_ppm, load.loads_ppm, short.weights_ppm + short.lacking_ppm))
 
 
@@ -92,7 +92,7 @@ def _change(view: PlacementView, short: _Short, target: InstanceId) -> Change:
         model,
         (target, *[home for home in view.models[model].places if home != target]),
         moves=True,
-        because=f"its KV at {short.source} lacks {-short.over_ppm / 10_000:.0f} % of the memory, and {target} has room",
+        because=f"its KV at {short.source} lacks {percent(-short.over_ppm)} of the memory, and {target} has room",
         source=short.source,
         share_ppm=short.share_ppm,
     )

@@ -39,7 +39,7 @@ from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import ANSWER_TOKENS, PrefillPolicy, Work, worth_of
+from aegis.core.views import ANSWER_TOKENS, PPM, PrefillPolicy, Work, worth_of
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
@@ -49,7 +49,6 @@ from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
-_PPM: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Claim:
 
     @property
     def density(self) -> float:
-        needs = self.demand.load_ppm / _PPM + self.prefill_ns / self.ttft_ns
+        needs = self.demand.load_ppm / PPM + self.prefill_ns / self.ttft_ns
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
@@ -79,8 +78,8 @@ def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
         prefill_ns += claim.prefill_ns
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
-    alone = own.demand.load_ppm / _PPM
-    wanted, room = together.load_ppm / _PPM - alone, max(time - alone, LEAST_SHARE)
+    alone = own.demand.load_ppm / PPM
+    wanted, room = together.load_ppm / PPM - alone, max(time - alone, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(time - wanted, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
@@ -195,7 +194,7 @@ class Admission:
         """How many times its time the requests there want, the one that comes included, if more than all, although by
         the estimates there is time for all of them; else 0. Those that wait for their first token want as much as those
         that have it."""
-        if self._decodes.load_ppm(instance) > _PPM:
+        if self._decodes.load_ppm(instance) > PPM:
             return 0.0  # it keeps the densest on time, and the others are behind
         requests = sum([load.requests for load in self._decodes.own(instance)])
         return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))

@@ -14,13 +14,12 @@ from typing import Final
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.views import MAX_BATCH, Length, PlacedModels, Pressure, Share, Tail, Weights, Work
+from aegis.core.views import MAX_BATCH, PPM, Length, PlacedModels, Pressure, Share, Tail, Weights, Work
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
 from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.sorted_lists import renew, renew_in_place
 
-_PPM: Final = 1_000_000
 _GROWTH_NS: Final = NS_PER_S
 """How often requests are taken to have grown: by a token for each TBT that has passed, as in Prism's KV pressure."""
 
@@ -165,10 +164,10 @@ class DecodeLists:
             used_ppm = known.demand.memory_ppm
             for other in reversed(placed):
                 used_ppm += 0 if other in held else own_ppm * placed[other] // own_bytes
-                there = other == model and used_ppm <= _PPM
-                if there or used_ppm > _PPM:
+                there = other == model and used_ppm <= PPM
+                if there or used_ppm > PPM:
                     break
-        return Weights(there, wanted_ppm <= _PPM)
+        return Weights(there, wanted_ppm <= PPM)
 
     def placed_models(self, instance: InstanceId) -> PlacedModels:
         known = self._lists[instance]

@@ -6,8 +6,7 @@ from typing import Final, NamedTuple
 
 from aegis.core.estimators import Latency
 from aegis.core.model import ModelSpec
-
-_PPM: Final = 1_000_000
+from aegis.core.views import PPM
 
 
 class Demand(NamedTuple):
@@ -29,7 +28,7 @@ class Demand(NamedTuple):
     @property
     def load_ppm(self) -> int:
         """The demand of its time: all steps, and loads in so far as memory does not hold everything."""
-        over_ppm = self.memory_ppm - _PPM
+        over_ppm = self.memory_ppm - PPM
         return self.steps_ppm + (self.loads_ppm * over_ppm // self.memory_ppm if over_ppm > 0 else 0)
 
 
@@ -43,7 +42,7 @@ def demand(spec: ModelSpec, latency: Latency, capacity_tokens: int, tokens: int)
     # blocks take memory even where no KV is kept: of such a model the weights alone would be all memory
     memory_bytes = weight_bytes + capacity_tokens * kv.block_bytes // kv.block_tokens
     return Demand(
-        _PPM * latency.decode_ns(tokens) // spec.slo.tbt_ns,
-        _PPM * latency.switch_ns() // spec.slo.ttft_ns,
-        _PPM * (weight_bytes + tokens * kv.block_bytes // kv.block_tokens) // memory_bytes,
+        PPM * latency.decode_ns(tokens) // spec.slo.tbt_ns,
+        PPM * latency.switch_ns() // spec.slo.ttft_ns,
+        PPM * (weight_bytes + tokens * kv.block_bytes // kv.block_tokens) // memory_bytes,
     )

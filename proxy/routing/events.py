@@ -11,6 +11,7 @@ from aegis.core.messages import FromInstance, ToInstance
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Failure, FinishReason, Job, Token
 from aegis.core.role import Role
+from aegis.core.views import PPM
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class MoveModel(Struct, frozen=True, tag=True):
     target: InstanceId
     source: InstanceId | None = None
     places: tuple[InstanceId, ...] = ()
-    share_ppm: int = 1_000_000
+    share_ppm: int = PPM
     number: int = 0
 
 

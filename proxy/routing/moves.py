@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, RequestId
 from aegis.core.model import ModelSpec
-from aegis.core.views import DecodeView
+from aegis.core.views import PPM, DecodeView
 from proxy.routing.events import ModelMoved, MoveModel
-
-_PPM: Final = 1_000_000
 
 
 class Places:
@@ -105,7 +103,7 @@ class Moves:
         move, asked, tokens = self._moves[model], list[Placed](), 0
         most = sum([each.tokens for each in placed]) * move.share_ppm
         for each in reversed(placed):
-            if tokens * _PPM >= most:
+            if tokens * PPM >= most:
                 break
             asked.append(each)
             tokens += each.tokens

@@ -26,6 +26,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.views import PPM
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
 from proxy.routing.placement_views import (
     Change,
@@ -36,8 +37,6 @@ from proxy.routing.placement_views import (
     PlacementView,
 )
 from proxy.routing.pool_sample import ModelSample
-
-_PPM = 1_000_000
 
 LOOK_NS = NS_PER_S
 """The time between two samples."""
@@ -146,9 +145,9 @@ class Placement:
         for name, instance in view.instances.items():
             if change.source in (None, name) and name != change.places[0]:
                 tokens += sum([load.tokens for load in instance.loads if load.model == change.model])
-        nbytes = model.weight_bytes + 2 * tokens * change.share_ppm // _PPM * model.token_bytes
+        nbytes = model.weight_bytes + 2 * tokens * change.share_ppm // PPM * model.token_bytes
         costs_ns = nbytes * NS_PER_S / self._hardware.copy_bytes_per_s
-        return change.gain_ppm * self._rules.window_ns / _PPM > costs_ns
+        return change.gain_ppm * self._rules.window_ns / PPM > costs_ns
 
     def _idle(self, view: PlacementView, now_ns: int) -> list[Effect]:
         idle_ns = self._idle_ns
@@ -199,7 +198,7 @@ class Placement:
         came, tokens = sample.requests, sample.prompt_tokens
         if before:
             came, tokens, present = came - before.requests, tokens - before.prompt_tokens, present - before.present
-        prefill_ns = came * sample.job_ns + tokens * sample.million_tokens_ns // _PPM
+        prefill_ns = came * sample.job_ns + tokens * sample.million_tokens_ns // PPM
         decoding = present * NS_PER_S / (spent_ns * sample.tbt_ns)
         return ModelView(
             model=sample.model,
@@ -207,7 +206,7 @@ class Placement:
             token_bytes=sample.token_bytes,
             tbt_ns=sample.tbt_ns,
             tokens_per_s=tokens * NS_PER_S / spent_ns + decoding,
-            prefill_ppm=prefill_ns * _PPM // spent_ns,
+            prefill_ppm=prefill_ns * PPM // spent_ns,
             places=self._places_of(sample.model, instances),
         )
 

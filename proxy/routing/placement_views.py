@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.views import PPM
 
 
 class PlacedLoad(NamedTuple):
@@ -69,7 +70,7 @@ class Change(Struct, frozen=True):
     because: str
     source: InstanceId | None = None
     gain_ppm: int | None = None
-    share_ppm: int = 1_000_000
+    share_ppm: int = PPM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

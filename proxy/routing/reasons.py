@@ -7,7 +7,7 @@ from aegis.core.ids import InstanceId
 from aegis.core.model import Slo
 from aegis.core.request import Job
 from aegis.core.views import DecodePolicy, DecodeView, PrefillPlacement, PrefillPolicy, PrefillView, Work
-from aegis.core.wording import count, duration, given_up, request_of, when
+from aegis.core.wording import count, duration, given_up, percent, request_of, when
 from proxy.routing.sessions import Session
 
 NOWHERE = InstanceId("-")
@@ -31,7 +31,7 @@ class PlaceReasons:
 
     def place_at_home(self, job: Job, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
         """Likewise, where it is set to which instances requests of the model go."""
-        why = Why(f"its model was placed there; {_share(lists.load_ppm(chosen))} of the instance's time are wanted")
+        why = Why(f"its model was placed there; {percent(lists.load_ppm(chosen))} of the instance's time are wanted")
         return _decision(job, work, chosen, _how(work), why, now_ns)
 
 
@@ -52,10 +52,6 @@ def _decision(job: Job, work: Work, chosen: InstanceId, how: str, why: Why, now_
 
 def _how(work: Work) -> str:
     return "served" if work.owner is None else "decoded"
-
-
-def _share(load_ppm: int) -> str:
-    return f"{load_ppm / 10_000:.0f} %"
 
 
 def _why_group(_: Work, queues: PrefillView, chosen: PrefillPlacement) -> Why:

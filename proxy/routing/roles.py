@@ -26,8 +26,7 @@ from msgspec import Struct
 from aegis.core.clock import NS_PER_S
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
-
-PPM = 1_000_000
+from aegis.core.views import PPM
 
 SHORT_PPM = 800_000
 SPARE_PPM = 600_000

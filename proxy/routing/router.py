@@ -44,7 +44,7 @@ from aegis.core.messages import (
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import PLACES_NEED, Failure, FinishReason, Token
 from aegis.core.role import Role
-from aegis.core.views import MAX_BATCH, DecodePolicy, PrefillPolicy, Work
+from aegis.core.views import MAX_BATCH, PPM, DecodePolicy, PrefillPolicy, Work
 from proxy.routing.admission import Admission
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import Demand, demand
@@ -191,7 +191,7 @@ class Router:
         """The load of each instance: of a prefill instance its queue, as a part of the shortest TTFT of a model; of
         others the steps that their requests want, as a part of the time between two tokens."""
         ttft_ns = min(self._ttft_ns.values(), default=1)
-        queues = {name: 1_000_000 * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
+        queues = {name: PPM * self._prefills.load_ns(name) // ttft_ns for name in self._prefills.instances()}
         return queues | {name: self._decodes.load_ppm(name) for name in self._decodes.instances()}
 
     def sample(self) -> tuple[tuple[ModelSample, ...], dict[InstanceId, tuple[PlacedLoad, ...]]]:

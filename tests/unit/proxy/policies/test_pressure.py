@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aegis.core.ids import InstanceId, ModelId
+from aegis.core.views import PPM
 from proxy.policies.pressure import Pressure
 from proxy.routing.placement_views import Change, InstanceView, ModelView, PlacedLoad, PlacementView
 
 MEMORY = 1000
-PPM = 1_000_000
 POLICY = Pressure()
 
 

@@ -18,7 +18,7 @@ from aegis.core.messages import Phase, Prefilled, Started, SwitchDone, Tokens
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
-from aegis.core.views import ANSWER_TOKENS, Work
+from aegis.core.views import ANSWER_TOKENS, PPM, Work
 from aegis.node.proxy_links import ProxyLinks
 from aegis.sim.faults.fake_models import make_spec
 from aegis.telemetry.metrics.scrape import Family
@@ -41,7 +41,6 @@ from proxy.routing.events import (
 )
 from proxy.routing.router import Router
 
-PPM = 1_000_000
 TTFT_NS, TBT_NS = 10 * NS_PER_S, 100 * NS_PER_MS
 SPECS = [make_spec(number, image_pages=3, block_bytes=1024) for number in range(3)]
 A, B, C = (spec.model for spec in SPECS)

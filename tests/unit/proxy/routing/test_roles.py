@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.ids import InstanceId
 from aegis.core.role import Role
+from aegis.core.views import PPM
 from proxy.routing.roles import (
     HELD_NS,
-    PPM,
     SETTLED_NS,
     SHORT_PPM,
     SPARE_PPM,
