@@ -62,6 +62,7 @@ from aegis.core.messages import (
 from aegis.core.request import Token
 from aegis.core.views import RoundPolicy
 from decode.batch_view import BatchViews
+from decode.counters import Counters
 from decode.eviction import Eviction
 from decode.eviction_reasons import EvictionReasons
 from decode.hand_overs import HandOvers
@@ -74,7 +75,7 @@ from decode.prompt_rows import PromptRows, is_alone, with_a_block
 from decode.reasons import TurnReasons
 from decode.rotation import Rotation
 from decode.second_lane import NO_LANES, LaneOffers, SecondLane
-from decode.sequences import DEVICE, Counters, Room, Sequence, Stepping, Where, adopted, submitted
+from decode.sequences import DEVICE, Room, Sequence, Stepping, Where, adopted, submitted
 from decode.step_times import ChangeTimes, StepTimes
 from decode.turn_runs import turn_run
 from decode.worklist import Batch, RunningTurn, WorkList
@@ -269,10 +270,9 @@ class DecodeCore:
     def _forget(self, event: ForgetPeer) -> None:
         """The peer's process is gone. Requests whose KV had not arrived from it are being prefilled again elsewhere.
         The next process of that name may have handed KV over already, so processes are told apart by their words."""
-        for sequence in [
-            s for s in self._by_request.values() if s.handle and s.handle.is_from(event.peer, event.words)
-        ]:
-            self._leave(sequence)
+        for sequence in list(self._by_request.values()):
+            if sequence.handle and sequence.handle.is_from(event.peer, event.words):
+                self._leave(sequence)
         self._lost_peers.forget(event.peer)
 
     def _drop_proxy(self, proxy: ProxyId) -> None:

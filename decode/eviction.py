@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
 from decode.adapters import Adapters
+from decode.counters import Counters
 from decode.eviction_reasons import EvictionReasons
 from decode.kv_swap import KvSwap
-from decode.sequences import DEVICE, HOST, Counters, Room, Sequence, Where
+from decode.sequences import DEVICE, HOST, Room, Sequence, Where
 from decode.worklist import AHEAD_BLOCKS, LOOKAHEAD_BLOCKS, Batch, RunningTurn, WorkList
 from memory.balloon import PageRequestState
 from memory.ledger import Ledger

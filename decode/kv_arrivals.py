@@ -16,8 +16,9 @@ from aegis.core.effects import StreamName
 from aegis.core.ids import InstanceId, ModelId, ProxyId, proxy_of
 from aegis.core.messages import Broken, FetchKv, FromInstance, KvFetched, KvReleased
 from aegis.core.request import EventHandle, Job, KvHandle
+from decode.counters import Counters
 from decode.kv_swap import KvSwap
-from decode.sequences import Counters, Sequence, Where
+from decode.sequences import Sequence, Where
 from memory.ledger import Ledger
 from memory.slab_pool import NoBlocks
 

@@ -26,7 +26,8 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec
 from aegis.core.request import EventHandle, KeptPrefix, KvHandle
-from decode.sequences import Counters, Room, Sequence, Where
+from decode.counters import Counters
+from decode.sequences import Room, Sequence, Where
 from memory.common_prefix import common_tokens
 from memory.ledger import Ledger
 from memory.prefix_offers import PrefixOffers

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from aegis.core.effects import Row, Track
 from aegis.core.messages import Phase, Started
-from decode.sequences import Counters, Sequence
+from decode.counters import Counters
+from decode.sequences import Sequence
 from memory.effect_list import EffectList
 
 

@@ -23,11 +23,12 @@ from aegis.core.lane_views import Companion, Division, LaneChoice, LanePolicy, L
 from aegis.core.messages import StepsTook
 from aegis.core.views import Renewal, RoundPolicy
 from decode.batch_view import BatchViews
+from decode.counters import Counters
 from decode.eviction import Eviction
 from decode.prefill_chunks import next_row
 from decode.prompt_rows import PromptRows, is_alone, learnt_pieces
 from decode.rows import decode_rows
-from decode.sequences import Counters, Sequence, Where
+from decode.sequences import Sequence, Where
 from decode.worklist import Batch
 
 _UNDIVIDED: Final = (WHOLE,)

@@ -64,7 +64,8 @@ from memory.handed_kv import HandedKv
 from memory.instance_models import InstanceModels
 from memory.ledger import Ledger
 from memory.slab_pool import NoBlocks
-from prefill.eviction import Counters, Eviction
+from prefill.counters import Counters
+from prefill.eviction import Eviction
 from prefill.ordering import Ordering
 from prefill.prefix_reuse import PrefixReuse
 from prefill.queue import Queue, Running

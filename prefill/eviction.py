@@ -7,7 +7,6 @@ last; (3) a prefetch under way; (4) other instances, which are asked for them ur
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from aegis.core.ids import ModelId
 from aegis.core.messages import TakeBack
@@ -15,21 +14,9 @@ from aegis.core.model import KvShape
 from aegis.core.request import Job
 from memory.ledger import Ledger
 from memory.weight_eviction import WeightEviction
+from prefill.counters import Counters
 from prefill.queue import Queue
 from prefill.reasons import EvictionReasons
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the process started."""
-
-    switches: int = 0
-    prefills: int = 0
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    swap_out_bytes: int = 0
-    prefetches: int = 0
-    abandoned: int = 0  # prefetches given up
 
 
 class Eviction:

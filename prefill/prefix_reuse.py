@@ -19,7 +19,7 @@ from aegis.core.model import KvShape
 from aegis.core.request import EventHandle, Job
 from memory.common_prefix import common_tokens
 from memory.ledger import Ledger
-from prefill.eviction import Counters
+from prefill.counters import Counters
 from prefill.queue import Running
 
 

@@ -34,8 +34,8 @@ from aegis.sim.faults.scenario import Scenario
 from aegis.sim.faults.state import Action, FaultWorldState
 from aegis.sim.node_memory import FOR_NODE, NodeEffect, NodeMemory
 from decode.core import DecodeCore
+from decode.counters import Counters
 from decode.second_lane import LaneOffers
-from decode.sequences import Counters
 from memory.budget import Budget
 from memory.ledger import Ledger
 from memory.page_arbiter import PageArbiter, Settled, WipeLost

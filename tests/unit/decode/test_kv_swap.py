@@ -12,8 +12,9 @@ from aegis.core.ids import PageRun, SlabId
 from aegis.core.messages import FromInstance, GrantPages, GrantSlabs, KvReleased, NeedSlabs
 from aegis.core.request import EventHandle, KvHandle
 from aegis.sim.faults.fake_models import PAGE, make_spec
+from decode.counters import Counters
 from decode.kv_swap import KvSwap
-from decode.sequences import Counters, Room, Sequence, Where
+from decode.sequences import Room, Sequence, Where
 from memory.ledger import Ledger
 from tests.sim.driven import PEER, ledger, make_job, sides
 
