@@ -39,8 +39,8 @@ from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.registration import RegisteringModel, Waiting
 from aegis.transport.node_messages import Registering
+from memory.awaited_answers import AwaitedAnswers
 from memory.budget import Budget
-from memory.unloading import Unloading
 from proxy.routing.events import ModelAway, ModelRemoved, ModelUp, SloSet
 
 _logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Catalogue:
             limit_bytes=budget.pages * budget.page_bytes,
         )
         self._leaving: dict[ModelId, _Leaving] = {}
-        self._unloading = Unloading()
+        self._unloading = AwaitedAnswers[ModelId]()
         self._coming: dict[ModelId, RegisteringModel] = {}
         self._lazy = LazyModels()
         self._unwanted: dict[ModelId, RegistrationCancelled] = {}  # of those that are coming, to be told
@@ -361,7 +361,7 @@ class Catalogue:
     def used(self, model: ModelId, now_ns: int) -> None:
         """A request for it came."""
         if model in self._models:
-            self._unloading.wanted(model)
+            self._unloading.forget(model)
             self._images.use(model, now_ns)
             if base := self._models[model].spec.base:
                 self.used(base, now_ns)
@@ -480,7 +480,7 @@ class Catalogue:
         if not pinned:
             self._images.unpin(model)
             return
-        self._unloading.wanted(model)
+        self._unloading.forget(model)
         if not self._images.pin(model):
             message = f"{model} does not fit beside what is pinned; unpin another, or raise --model-cache"
             raise UserError(message, status=409, param="pin")
@@ -550,7 +550,7 @@ class Catalogue:
 
     def _forget(self, model: ModelId, why: str = "was removed", *, returns: bool = False) -> None:
         left = self._models.pop(model)
-        self._unloading.wanted(model)
+        self._unloading.forget(model)
         self._wire.notify_proxies(ModelRemoved(model, why, returns))
         if left.hold:
             left.hold.release()

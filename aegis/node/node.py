@@ -45,7 +45,6 @@ from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
 from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.kv_fetches import Fetches, Fetching
-from aegis.node.lost_proxies import LostProxies
 from aegis.node.model_catalogue import Catalogue
 from aegis.node.model_moves import ModelMoves
 from aegis.node.proxy_links import ProxyLinks
@@ -77,6 +76,7 @@ from aegis.transport.node_messages import (
     Unserved,
 )
 from aegis.transport.outbox import Outbox
+from memory.awaited_answers import AwaitedAnswers
 from memory.budget import Budget
 from memory.host_kv import ForHost
 from memory.machines_kv import MachinesKv
@@ -162,7 +162,7 @@ class Node:
         self._reuses = reuses
         self._build_before = build_before
         self._check_laws = check_laws
-        self._lost_proxies = LostProxies()
+        self._lost_proxies = AwaitedAnswers[ProxyId]()
         self._fetches = Fetches(fetching, self.post) if fetching else None
         self._outbox = Outbox(link, lambda instance: self.pool.identity(instance), clock, decisions)
 
@@ -369,7 +369,7 @@ class Node:
             case ImageUnreadable(model, reason):
                 self.catalogue.damaged(model, reason, wanted=True)
             case ProxyDropped(proxy):
-                if self._lost_proxies.dropped(proxy, instance):
+                if self._lost_proxies.answered(proxy, instance):
                     self._release([proxy])
             case SwitchDone():
                 self.metrics.switch(message)

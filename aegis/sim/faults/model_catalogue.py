@@ -15,9 +15,9 @@ from aegis.core.model import ModelSpec
 from aegis.core.role import Role
 from aegis.sim.faults.fake_models import PAGE
 from aegis.sim.faults.state import FaultWorldState
+from memory.awaited_answers import AwaitedAnswers
 from memory.budget import Budget
 from memory.image_cache import AbandonFill, CacheEffect, Fill, Forgotten, ModelCache, NotifyInstance
-from memory.unloading import Unloading
 from proxy.routing.events import Event, InstanceUp, ModelAway, ModelRemoved, ModelUp
 
 _RENEWAL_NS = 20_000_000  # that it takes to make an image again
@@ -52,7 +52,7 @@ class ModelCatalogue:
         self._removing: dict[ModelId, tuple[ModelSpec, set[InstanceId]]] = {}  # instances that have not answered yet
         self._abandoned: set[ModelId] = set()
         self._renewing: set[ModelId] = set()  # whose image is being made again
-        self._unloading = Unloading()
+        self._unloading = AwaitedAnswers[ModelId]()
 
     # --- models come and go -------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class ModelCatalogue:
         up = self._wire.up()
         self._removing[model] = (self.specs.pop(model), set(up))
         self._told.discard(model)
-        self._unloading.wanted(model)
+        self._unloading.forget(model)
         self._wire.inform(ModelRemoved(model))
         if self._cached:
             self._keep(self.cache.drop(model))
@@ -99,7 +99,7 @@ class ModelCatalogue:
             self._uncache(model)
 
     def use(self, model: ModelId) -> None:
-        self._unloading.wanted(model)
+        self._unloading.forget(model)
         if self._cached:
             self._keep(self.cache.use(model, self._state.now_ns * _HASTE))
 
