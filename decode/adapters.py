@@ -54,10 +54,13 @@ class Adapters:
     def bring_in(self, batch: Batch, due: list[Sequence], load: Callable[[ModelId, int], bool]) -> None:
         """Those that its sequences lack, of sequences that are `due` before others; a sequence for whose adapter there
         is no room was refused. Pages are spared for the KV of its sequence and of the first one: adapters that filled
-        the device would let no sequence go on."""
+        the device would let no sequence go on. Where one that is due is refused, nothing comes in for who is not: it
+        would take the room that is made for the other one, and leave for it, again and again."""
         lacking = [s for s in batch.sequences if self.pages(s)] if self._ledger.adapters else []
+        short = False
         for sequence in sorted(lacking, key=lambda s: s not in due):
             adapter = sequence.job.adapter
             if adapter is not None and self.pages(sequence):  # or one before has the same
                 spare = max([self.kv_pages(each) for each in (sequence, *due[:1])])
-                sequence.refused = not load(adapter, spare)
+                sequence.refused = (short and sequence not in due) or not load(adapter, spare)
+                short = short or sequence.refused

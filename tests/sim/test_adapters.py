@@ -84,3 +84,11 @@ def test_adapters_that_do_not_fit_at_once(policy: Policy, pages: int, instances:
     """In memory for their base, one or two of them, and KV of a few sequences: all of them would leave none for KV."""
     specs = (BASES[0], *[make_adapter(i, BASES[0]) for i in range(3)], BASES[1])
     play(mixed(policy, specs=specs, pages=pages, mixed=instances, requests=40, prompt_max=40, output_max=30), seed)
+
+
+@each_policy
+@pytest.mark.parametrize("seed", first_of(1, range(6)))
+def test_an_adapter_does_not_take_the_room_that_is_made_for_a_larger_one(policy: Policy, seed: int) -> None:
+    """The other instance gives its last page only if it is asked for no more than is lacking."""
+    specs = (BASES[0], *[make_adapter(i, BASES[0], image_pages=1 + i % 2) for i in range(3)])
+    play(mixed(policy, specs=specs, pages=6, requests=40, prompt_max=40, output_max=30), seed)
