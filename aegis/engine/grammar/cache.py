@@ -49,10 +49,10 @@ class Grammars:
 
     def begin(self, model: ModelId, grammar: Grammar, generated: Sequence[int]) -> GrammarPosition:
         """The state of an output that has come as far as `generated`."""
-        ends = self._specs[model].manifest.eos_token_ids
-        return GrammarPosition(
-            self._future(model, grammar), generated, ends, self._times[grammar.kind == "json_schema"]
-        )
+        ends, compiled = self._specs[model].manifest.eos_token_ids, self._future(model, grammar)
+        if compiled.done() and compiled.exception():  # the next output tries again: an image may have been away
+            del self._compiled[model, grammar]
+        return GrammarPosition(compiled, generated, ends, self._times[grammar.kind == "json_schema"])
 
     def _future(self, model: ModelId, grammar: Grammar) -> Future[Compiled]:
         key = (model, grammar)

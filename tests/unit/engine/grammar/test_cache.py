@@ -285,6 +285,20 @@ def test_a_grammar_is_compiled_once_and_the_least_used_is_forgotten(directory: P
     assert not small._compiled
 
 
+def test_what_could_not_be_compiled_is_tried_again_by_the_next_output(tmp_path: Path, grammars: Grammars) -> None:
+    """The image of a lazy model may leave the disk while it is served, and comes back."""
+    away, a = Grammars(), Grammar("regex", "a")
+    away.add(msgspec.structs.replace(grammars._specs[MODEL], directory=str(tmp_path)))
+    masks = torch.full((1, -(-WIDTH // 32)), -1, dtype=torch.int32)
+    away._future(MODEL, a).exception()
+    assert away.ready(MODEL, a), "its failure is that of a step"
+    with pytest.raises(FileNotFoundError):
+        away.begin(MODEL, a, ()).fill(masks, 0)
+    write_tokenizer(tmp_path)
+    away.begin(MODEL, a, ()).fill(masks, 0)
+    assert np.unpackbits(masks.numpy().view(np.uint8)).sum() == 1
+
+
 def test_a_long_text_counts_that_little_is_made_of(grammars: Grammars) -> None:
     small = Grammars(cache_bytes=1 << 20)
     small.add(grammars._specs[MODEL])
