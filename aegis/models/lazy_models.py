@@ -54,6 +54,10 @@ class LazyModels:
         lazy.bringing = True
         return lazy.source
 
+    def is_brought(self, model: ModelId) -> bool:
+        """Whether it is being registered, and waits here until that has ended well."""
+        return model in self._models and self._models[model].bringing
+
     def refused(self, model: ModelId, refusal: str) -> None:
         """It waits for the next request that wants it."""
         if lazy := self._models.get(model):

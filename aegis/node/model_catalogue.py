@@ -274,6 +274,8 @@ class Catalogue:
     async def _bring(self, source: Source) -> None:
         if source.base and (base := self._lazy.bring(ModelId(source.base))):  # both left when it could not be fetched
             await self._bring(base)
+        while source.base and self._lazy.is_brought(ModelId(source.base)):  # a request for the base came first
+            await asyncio.sleep(_POLL_S)
         async for _, outcome in self.register([source], wanted=True):
             if isinstance(outcome, ModelRefused):
                 log(_logger, logging.WARNING, "model not fetched", {"model": source.model, "reason": outcome.message})

@@ -83,3 +83,24 @@ def test_adapters_of_a_lazy_model_that_cannot_be_fetched_again_wait_with_it(tmp_
         await adding.until(lambda: set(catalogue.models()) == {"m0", "a0"})
 
     while_adding(tmp_path, work)
+
+
+def test_an_adapter_that_is_wanted_while_its_base_is_fetched_again_comes_after_it(tmp_path: Path) -> None:
+    async def work(adding: Adding, asked: asyncio.Task[object]) -> None:
+        asked.cancel()
+        await asyncio.wait([asked])
+        catalogue, registrar = adding.catalogue, adding.registrar
+        base = registrar.spec
+        registrar.of = {"a0": make_adapter(0, base)}
+        catalogue._lazy.add(Source(base.model, str(tmp_path / "checkpoint"), lazy=True))
+        catalogue._lazy.add(Source(ModelId("a0"), adapter_in(tmp_path), base=base.model, adapter=True))
+        catalogue.want(base.model)
+        await adding.until(lambda: registrar.running)
+        catalogue.want(ModelId("a0"))
+        await asyncio.sleep(0.05)
+        registrar.go_on.set()
+        await adding.until(lambda: base.model in catalogue.models())
+        await adding.until(lambda: "a0" in catalogue.models() or catalogue.coming()["a0"].refusal)
+        assert "a0" in catalogue.models(), catalogue.coming()["a0"].refusal
+
+    while_adding(tmp_path, work)
