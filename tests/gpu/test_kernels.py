@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from aegis.core.model import KvLayer
+from aegis.device.cuda.device import CudaDevice
 from aegis.engine.paged_attention import Kind
-from tests.unit.engine.gpu.decode_attention import DTYPES, check
+from tests.unit.engine.gpu.decode_attention import DTYPES, check, check_in_second_slab, second_slab_alone
 
 LAYERS = [KvLayer(8, 128, 128), KvLayer(2, 64, 64), KvLayer(1, 256, 256), KvLayer(4, 192, 128), KvLayer(3, 24, 24)]
 
@@ -22,3 +23,7 @@ def test_attends_by_the_definition(layer: KvLayer, dtype: str, window: int | Non
         for kind in (Kind(None, window, None, None), Kind(0.2, window, 5.0, None), Kind(None, window, None, sinks)):
             for splits in (1, 8, 64):
                 check(layer, group, [700, 1, 0, 16, 33], kind, dtype, splits, device="cuda")
+
+
+def test_attends_while_nothing_is_mapped_where_caches_begin(device: CudaDevice) -> None:
+    check_in_second_slab(device, second_slab_alone(device))

@@ -6,12 +6,18 @@ puts the parts together. All query heads of a KV head share one program, so that
 
 Everything that changes from step to step is read from device memory, lengths included: the launches of a step are the
 same at every step, and a CUDA graph can hold them. A row of length 0 reads and writes nothing.
+
+Triton has the driver look at every pointer that it is given, and refuses one that leads nowhere. A layer's cache begins
+in the first slab, which is mapped only while something is in it, so kernels are told where it is as a number.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
+import triton.language as tl
 
 from aegis.engine.gpu import triton_kernels as kernels
 from aegis.engine.gpu.decode_inputs import Tables
@@ -34,9 +40,10 @@ def append(cache: LayerViews, tables: Tables, key: torch.Tensor, value: torch.Te
     _, size, key_width = cache.keys.shape
     value_width = cache.values.shape[2]
     kernels.append[(key.shape[0],)](
-        *(key, value, cache.keys, cache.values),
+        *(key, value, cache.keys.data_ptr(), cache.values.data_ptr()),
         *(tables.lengths, tables.starts, tables.units),
         *(key.stride(0), value.stride(0), cache.keys.stride(0)),
+        **_places(cache),
         SIZE=size,
         KEY_WIDTH=key_width,
         VALUE_WIDTH=value_width,
@@ -55,12 +62,13 @@ def attend(cache: LayerViews, tables: Tables, query: torch.Tensor, kind: Kind, s
     weight = torch.empty((rows, query_heads, splits, 2), dtype=torch.float32, device=query.device)
     wide = max(triton.next_power_of_2(max(key_dim, dim)), 16)
     kernels.attend_part[(rows, cache.heads, splits)](
-        *(query, cache.keys, cache.values, partial, weight),
+        *(query, cache.keys.data_ptr(), cache.values.data_ptr(), partial, weight),
         *(tables.lengths, tables.starts, tables.units),
         *(query.stride(0), query.stride(1), cache.keys.stride(0)),
         (kind.scaling or key_dim**-0.5) * (1.0 if kind.softcap else _LOG2_E),
         kind.softcap or 0.0,
         kind.window or 0,
+        **_places(cache),
         SIZE=size,
         HEADS=cache.heads,
         GROUP=group,
@@ -85,3 +93,10 @@ def attend(cache: LayerViews, tables: Tables, query: torch.Tensor, kind: Kind, s
         VALUE_TILE=max(triton.next_power_of_2(dim), 16),
     )
     return mixed
+
+
+def _places(cache: LayerViews) -> dict[str, Any]:
+    """What kernels know of the numbers that say where the cache is: the type of what is there, and whether several can
+    be read at once."""
+    aligned = (cache.keys.data_ptr() | cache.values.data_ptr()) % 16 == 0
+    return {"TYPE": getattr(tl, str(cache.keys.dtype).removeprefix("torch.")), "ALIGNED": aligned}

@@ -6,22 +6,34 @@ import triton.language as tl
 
 
 @triton.jit
+def cached_at(address, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """A pointer to where a cache would begin, whether something is mapped there or not."""
+    pointer = address.to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
 def append(
     key,
     value,
-    keys,
-    values,
+    keys_at,
+    values_at,
     lengths,
     starts,
     units,
     key_stride,
     value_stride,
     unit_stride,
+    TYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     SIZE: tl.constexpr,
     KEY_WIDTH: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    keys, values = cached_at(keys_at, TYPE, ALIGNED), cached_at(values_at, TYPE, ALIGNED)
     row = tl.program_id(0)
     last = tl.load(lengths + row) - 1
     if last >= 0:
@@ -36,8 +48,8 @@ def append(
 @triton.jit
 def attend_part(
     query,
-    keys,
-    values,
+    keys_at,
+    values_at,
     partial,
     weight,
     lengths,
@@ -49,6 +61,8 @@ def attend_part(
     scale,
     softcap,
     window,
+    TYPE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -63,6 +77,7 @@ def attend_part(
 ):
     """Part `split` of one row and one KV head: the weighted sum of its values, and with what weight it counts (the
     greatest logit in base 2, and the sum of the exponentials relative to it)."""
+    keys, values = cached_at(keys_at, TYPE, ALIGNED), cached_at(values_at, TYPE, ALIGNED)
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths + row)
     first = tl.where(window > 0, tl.maximum(length - window, 0), 0)

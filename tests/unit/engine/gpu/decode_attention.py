@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from aegis.core.ids import PageRun
 from aegis.core.model import KvLayer, KvShape
+from aegis.device.protocol import Device, VirtualRange
 from aegis.engine.gpu.decode_inputs import Tables
 from aegis.engine.gpu.triton_attention import append, attend
 from aegis.engine.paged_attention import Kind
+from aegis.engine.protocol import KvRegion
 from aegis.engine.tensor_views import KvViews, dtype_named
 from tests.unit.engine.images import Arena
 
@@ -75,3 +79,23 @@ def check(
             continue
         expected = reference(query[row], keys[row, :length], values[row, :length], kind)
         torch.testing.assert_close(mixed[row].double(), expected, rtol=DTYPES[dtype], atol=DTYPES[dtype])
+
+
+def second_slab_alone(device: Device) -> VirtualRange:
+    """Two slabs of a page each, of which the first is not mapped. Page 0 was granted."""
+    space = device.reserve(2 * device.page_bytes)
+    space.map(1, [PageRun(0, 1)])
+    return space
+
+
+def check_in_second_slab(device: Device, space: VirtualRange) -> None:
+    """A first position attends to itself alone, in the second of the slabs."""
+    shape, there = KvShape((KvLayer(2, 16, 16),), "float32", 4), torch.device(device.name)
+    region = KvRegion(space.base, space.nbytes, device.page_bytes)
+    views = KvViews(region, shape, there)
+    unit = views.units(np.array([region.blocks_per_slab(shape)]))
+    tables = Tables(*[torch.tensor(value, dtype=torch.int32, device=there) for value in ([1], [0], unit.tolist())])
+    query, key, value = (torch.randn(1, heads * 16).to(there) for heads in (4, 2, 2))
+    append(views.layers[0], tables, key, value)
+    mixed = attend(views.layers[0], tables, query.view(1, 4, 16), Kind(None, None, None, None), 1)
+    torch.testing.assert_close(mixed, value.view(1, 2, 16).repeat_interleave(2, 1))

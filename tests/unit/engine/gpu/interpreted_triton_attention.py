@@ -14,11 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from aegis.core.ids import PageRun
 from aegis.core.model import KvLayer
+from aegis.device.cpu.device import CpuDevice
+from aegis.device.cpu.pool import CpuPool
+from aegis.device.shared_events import SharedWords
+from aegis.engine.gpu import triton_kernels
 from aegis.engine.gpu.triton_attention import splits_for
 from aegis.engine.paged_attention import Kind
 from tests.long_forms import first_rows_of
-from tests.unit.engine.gpu.decode_attention import DTYPES, check
+from tests.unit.engine.gpu.decode_attention import DTYPES, check, check_in_second_slab, second_slab_alone
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -77,6 +82,37 @@ def test_blocks_of_other_sizes() -> None:
     for block_tokens in (1, 8, 32):
         kind = Kind(None, 50, None, None)
         check(KvLayer(1, 16, 16), 2, [90, 33], kind, "float32", 2, 1, block_tokens=block_tokens)
+
+
+class Strict:
+    """Launches a kernel as Triton does on a GPU: not with pointers to what is not mapped."""
+
+    def __init__(self, kernel: Any, unmapped: range) -> None:
+        self._kernel = kernel
+        self._unmapped = unmapped
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **named: Any) -> None:
+            for argument in arguments:
+                refused = isinstance(argument, torch.Tensor) and argument.data_ptr() in self._unmapped
+                assert not refused, "Pointer argument cannot be accessed from Triton (cpu tensor?)"
+            self._kernel[grid](*arguments, **named)
+
+        return launch
+
+
+def test_attends_while_nothing_is_mapped_where_caches_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, words = CpuPool(2 << 20), SharedWords.create(1)
+    device = CpuDevice(pool.address, words)
+    device.grant([PageRun(0, 1)])
+    space = second_slab_alone(device)
+    for name in ("append", "attend_part", "combine"):
+        unmapped = range(space.base, space.base + device.page_bytes)
+        monkeypatch.setattr(triton_kernels, name, Strict(getattr(triton_kernels, name), unmapped))
+    check_in_second_slab(device, space)
+    device.close()
+    pool.close()
+    words.close()
 
 
 def test_parts_fill_the_processors() -> None:

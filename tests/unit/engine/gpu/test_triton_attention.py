@@ -24,6 +24,7 @@ def test_kernels_as_interpreted() -> None:
 
 COMPILE = """
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from aegis.engine.gpu import triton_kernels as kernels
@@ -31,23 +32,27 @@ from aegis.engine.gpu import triton_kernels as kernels
 def built(kernel, capability, dtype, **constants):
     signature = {name: "constexpr" for name in constants}
     for name in kernel.arg_names:
-        kind = "i64" if name == "unit_stride" else "fp32" if name in ("scale", "softcap") else "i32"
-        if name in ("partial", "weight"):
+        kind = "fp32" if name in ("scale", "softcap") else "i32"
+        if name in ("unit_stride", "keys_at", "values_at"):
+            kind = "i64"
+        elif name in ("partial", "weight"):
             kind = "*fp32"
         elif name in ("lengths", "starts", "units"):
             kind = "*i32"
-        elif name in ("query", "key", "value", "keys", "values", "sinks", "out"):
+        elif name in ("query", "key", "value", "sinks", "out"):
             kind = f"*{dtype}"
         signature.setdefault(name, kind)
     source = ASTSource(kernel, signature, constants)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
 
+cache = dict(TYPE=tl.bfloat16, ALIGNED=True, SIZE=16)
 for capability in (80, 90):
-    built(kernels.append, capability, "bf16", SIZE=16, KEY_WIDTH=1024, VALUE_WIDTH=512, TILE=1024)
+    built(kernels.append, capability, "bf16", KEY_WIDTH=1024, VALUE_WIDTH=512, TILE=1024, **cache)
     built(kernels.combine, capability, "bf16", QUERY_HEADS=32, VALUE_DIM=128, SPLITS=8, HAS_SINKS=True, VALUE_TILE=128)
-    part = dict(SIZE=16, HEADS=8, GROUP=4, KEY_DIM=128, VALUE_DIM=96, SPLITS=8, HAS_SOFTCAP=True, ROWS=16, POSITIONS=64,
+    part = dict(HEADS=8, GROUP=4, KEY_DIM=128, VALUE_DIM=96, SPLITS=8, HAS_SOFTCAP=True, ROWS=16, POSITIONS=64,
                 KEY_TILE=128, VALUE_TILE=128)
-    print("mma" in built(kernels.attend_part, capability, "bf16", **part))
+    ptx = built(kernels.attend_part, capability, "bf16", **part, **cache)
+    print("mma" in ptx)
 """
 
 
