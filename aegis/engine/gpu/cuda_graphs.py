@@ -101,11 +101,15 @@ class CudaRecorder:
 
     `torch.cuda.graph` would do, but waits for the whole device. Only the recording thread is forbidden what a recording
     cannot hold: the streams' threads go on meanwhile.
+
+    torch takes no recording into a pool whose graphs are all gone, so the last one is kept, whatever becomes of its
+    model.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._last: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, forward: Forward) -> Recording:
         """Raises RuntimeError if `forward` does what a graph cannot hold. The current stream must be none that
@@ -117,6 +121,7 @@ class CudaRecorder:
             output = forward()
         finally:
             graph.capture_end()
+        self._last = graph
         free_after, _ = torch.cuda.mem_get_info(self._device)
         return _CudaGraph(graph, output, max(free_before - free_after, 0))
 

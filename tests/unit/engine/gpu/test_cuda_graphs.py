@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 import torch
 
 from aegis.core.ids import ModelId
-from aegis.engine.gpu.cuda_graphs import DecodeGraphs, Forward
+from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs, Forward
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -82,4 +84,77 @@ def test_what_cannot_be_recorded_is_run_as_it_is() -> None:
     graphs = DecodeGraphs(unrecordable)
     for _ in range(4):
         assert graphs.run(A, 1, lambda: torch.ones(1)).tolist() == [1]
+    assert graphs.count == 0
+
+
+class Allocator:
+    """torch's, as far as it keeps accounts of the pools of graphs (`CUDACachingAllocator.cpp`, `CUDAGraph.cpp`). It
+    raises where torch has an internal error."""
+
+    def __init__(self) -> None:
+        self.graphs: dict[int, int] = {}  # by pool
+        self.recording = set[int]()  # pools
+        self._handles = count(1)
+
+    def handle(self) -> int:
+        return next(self._handles)
+
+    def end(self, _: int, pool: int) -> None:
+        if pool not in self.recording:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.recording.remove(pool)
+
+
+class Graph:
+    allocator: Allocator
+
+    def __init__(self) -> None:
+        self._pool = 0
+        self._ended = False
+
+    def capture_begin(self, *, pool: int, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        allocator = self.allocator
+        if allocator.graphs.get(pool) == 0:
+            raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+        allocator.graphs[pool] = allocator.graphs.get(pool, 0) + 1
+        if pool in allocator.recording:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+        allocator.recording.add(pool)
+        self._pool = pool
+
+    def capture_end(self) -> None:
+        self.allocator.end(0, self._pool)
+        self._ended = True
+
+    def replay(self) -> None:
+        assert self._ended
+
+    def __del__(self) -> None:
+        if self._ended:
+            self.allocator.graphs[self._pool] -= 1
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    allocator = Graph.allocator = Allocator()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", allocator.handle)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+    return allocator
+
+
+def recorded(graphs: DecodeGraphs, model: ModelId, forward: Forward) -> int:
+    """The number of recordings after the model has run twice."""
+    for _ in range(2):
+        graphs.run(model, 1, forward)
+    return graphs.count
+
+
+def test_steps_are_recorded_after_every_model_with_recordings_has_left(allocator: Allocator) -> None:
+    output = torch.ones(1)
+    graphs = DecodeGraphs(CudaRecorder(torch.device("cpu")))
+    for model in (A, B, A):
+        assert recorded(graphs, model, lambda: output) == 1
+        graphs.drop(model)
     assert graphs.count == 0
