@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from aegis.core.ids import ModelId
 from aegis.core.model import KvLayer, KvShape
 from aegis.core.request import Sampling
 from aegis.device.cuda.device import CudaDevice
 from aegis.device.protocol import Lane
+from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs
 from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.lane_threads import compute_in
 from aegis.engine.paged_attention import Kind, Prefill
@@ -69,6 +71,22 @@ def test_graphs_change_no_bit(dtype: torch.dtype, tmp_path: Path) -> None:
         assert (graphs is None) == (decoder is not None)
         assert graphs is None or graphs.count >= 3
     assert told[0] == told[1]
+
+
+def test_steps_are_recorded_after_recordings_that_were_dropped_or_broke() -> None:
+    graphs, zeros = DecodeGraphs(CudaRecorder(torch.device("cuda"))), torch.zeros(4, device="cuda")
+    torch.cuda.synchronize()
+
+    def waits() -> torch.Tensor:
+        return zeros + zeros.sum().item()
+
+    with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
+        for number, forward in enumerate([zeros.exp, zeros.exp, waits, zeros.exp, waits, zeros.exp]):
+            model = ModelId(f"model {number}")
+            made = [graphs.run(model, 1, forward).tolist() for _ in range(3)]
+            assert made == [[float(forward == zeros.exp)] * 4] * 3
+            assert graphs.count == int(forward == zeros.exp)
+            graphs.drop(model)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

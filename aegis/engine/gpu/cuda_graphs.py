@@ -10,6 +10,7 @@ recorded, such as experts chosen by the host, is run as it is for good.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Protocol
 
@@ -103,27 +104,40 @@ class CudaRecorder:
     cannot hold: the streams' threads go on meanwhile.
 
     torch takes no recording into a pool whose graphs are all gone, so the last one is kept, whatever becomes of its
-    model.
+    model. Nor does it into a pool in which a recording broke: the next ones go to another.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None
+        self._broken: list[torch.cuda.CUDAGraph] = []  # torch may still ask them whether memory is for them
 
     def __call__(self, forward: Forward) -> Recording:
         """Raises RuntimeError if `forward` does what a graph cannot hold. The current stream must be none that
         others wait for implicitly."""
         free_before, _ = torch.cuda.mem_get_info(self._device)
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            output = forward()
-        finally:
-            graph.capture_end()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                output = forward()
+            finally:
+                graph.capture_end()
+        except BaseException:
+            self._leave_pool(graph)
+            raise
         self._last = graph
         free_after, _ = torch.cuda.mem_get_info(self._device)
         return _CudaGraph(graph, output, max(free_before - free_after, 0))
+
+    def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
+        """The graph is broken. Some releases of torch believe for good that it is being recorded then, and free no
+        memory that two streams have used."""
+        with suppress(RuntimeError):  # it does not believe so
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._pool)
+        self._broken.append(graph)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 class _CudaGraph:

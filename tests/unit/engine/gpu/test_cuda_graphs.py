@@ -94,6 +94,7 @@ class Allocator:
     def __init__(self) -> None:
         self.graphs: dict[int, int] = {}  # by pool
         self.recording = set[int]()  # pools
+        self.breaks = False  # the recording under way
         self._handles = count(1)
 
     def handle(self) -> int:
@@ -124,6 +125,9 @@ class Graph:
         self._pool = pool
 
     def capture_end(self) -> None:
+        if self.allocator.breaks:
+            self.allocator.breaks = False
+            raise RuntimeError("operation failed due to a previous error during capture")
         self.allocator.end(0, self._pool)
         self._ended = True
 
@@ -141,6 +145,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", allocator.handle)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False)
     return allocator
 
 
@@ -158,3 +164,22 @@ def test_steps_are_recorded_after_every_model_with_recordings_has_left(allocator
         assert recorded(graphs, model, lambda: output) == 1
         graphs.drop(model)
     assert graphs.count == 0
+
+
+def test_a_model_whose_recording_breaks_keeps_no_other_from_being_recorded(allocator: Allocator) -> None:
+    output = torch.ones(1)
+    runs = []
+
+    def breaking() -> torch.Tensor:
+        runs.append(1)
+        if len(runs) == 2:
+            allocator.breaks = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return output
+
+    graphs = DecodeGraphs(CudaRecorder(torch.device("cpu")))
+    assert recorded(graphs, A, breaking) == 0
+    assert len(runs) == 3, "it is run as it is"
+    assert not allocator.recording
+    assert recorded(graphs, B, lambda: output) == 1
+    assert recorded(graphs, A, breaking) == 1, "it is not tried again"
