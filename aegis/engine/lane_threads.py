@@ -7,7 +7,8 @@ steps of two lanes run side by side.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,20 @@ class Computing(threading.local):
         if self.decoder is not None:
             decoders.all.append(self.decoder)
 
-    def on_stream(self) -> AbstractContextManager[object]:
-        """A stream of its own on a GPU: graphs cannot be recorded on the default one, and lanes have theirs."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """A stream of its own on a GPU: graphs cannot be recorded on the default one, and lanes have theirs. If what is
+        inside fails, all that it launched has been run: memory of the requests that fail with it may be unmapped. Not
+        if a rank is lost, for whose part a sum would wait for ever."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            try:
+                yield
+            except Exception:
+                self.finish()
+                raise
 
     def finish(self) -> None:
         """Returns when what was launched has been run."""

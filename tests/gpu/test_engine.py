@@ -18,6 +18,7 @@ from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs
 from aegis.engine.gpu.decode import GpuDecoder
 from aegis.engine.lane_threads import compute_in
 from aegis.engine.paged_attention import Kind, Prefill
+from aegis.engine.sampler import Sampler
 from aegis.engine.scratch import Scratch
 from aegis.engine.tensor_views import KvViews
 from aegis.engine.transformers_engine import TransformersEngine
@@ -87,6 +88,20 @@ def test_steps_are_recorded_after_recordings_that_were_dropped_or_broke() -> Non
             assert made == [[float(forward == zeros.exp)] * 4] * 3
             assert graphs.count == int(forward == zeros.exp)
             graphs.drop(model)
+
+
+def test_nothing_runs_any_more_when_a_step_has_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loaded = Loaded(make("llama", tmp_path / "llama"))
+    run = loaded.begin(0, prompts(1)[3])
+
+    def fail(*_: object) -> None:
+        torch.cuda._sleep(1 << 30)  # type: ignore[no-untyped-call]
+        raise ValueError("a grammar")
+
+    monkeypatch.setattr(Sampler, "sample", fail)
+    with pytest.raises(ValueError, match="a grammar"):
+        step(loaded.engine, [run], 1)
+    assert loaded.engine._computing._stream.query()
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from transformers import LlamaConfig
 from aegis.core.model import KvShape
 from aegis.device.cpu.lanes import CpuLane
 from aegis.engine.block_table import BlockTable
-from aegis.engine.lane_threads import compute_in
+from aegis.engine.lane_threads import Computing, Decoders, compute_in
 from aegis.engine.paged_attention import Kind, running
+from aegis.engine.parallel.group import RanksLost
 from aegis.engine.transformers_engine import TransformersEngine
 from tests.long_forms import first_of
 from tests.unit.engine.generation import Generation, begin, step
@@ -153,3 +155,26 @@ def test_what_is_to_be_done_between_layers_is_done_once_in_each(tmp_path: Path) 
     with running(Attending(), lambda: layers.append("between")):
         module(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
     assert layers == ["layer 0", "between", "layer 1", "between"]
+
+
+@pytest.mark.parametrize(("error", "waits"), [(ValueError("a grammar"), True), (RanksLost(), False)])
+def test_what_a_failed_step_launched_has_been_run(
+    error: BaseException, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests fail, and pages that kernels still wrote to would be unmapped under them."""
+
+    class Stream:
+        waited = False
+
+        def synchronize(self) -> None:
+            self.waited = True
+
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    computing, stream = Computing(torch.device("cpu"), None, Decoders()), Stream()
+    computing._stream = stream
+    with computing.on_stream():
+        pass
+    assert not stream.waited, "the sampler waits, once"
+    with pytest.raises(type(error)), computing.on_stream():
+        raise error
+    assert stream.waited == waits
