@@ -65,6 +65,8 @@ class Computing(threading.local):
             from aegis.engine.gpu.decode import GpuDecoder
             from aegis.engine.gpu.layer_pace import LayerPace
 
+            # torch prefers it on Hopper, and it plans anew, for some ten or hundred milliseconds, at each new length
+            torch.backends.cuda.enable_cudnn_sdp(False)
             if lane is None:
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import threading
@@ -178,3 +179,18 @@ def test_what_a_failed_step_launched_has_been_run(
     with pytest.raises(type(error)), computing.on_stream():
         raise error
     assert stream.waited == waits
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_cudnn_attends_in_no_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a plan for every new length of a prompt or a piece. The setting is torch's, for the whole process."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.cuda, "Stream", nullcontext)
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        from aegis.engine.gpu.decode import GpuDecoder
+
+        Computing(torch.device("cuda"), GpuDecoder(torch.device("cpu")), Decoders())
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
