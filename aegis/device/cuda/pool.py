@@ -23,14 +23,17 @@ PAGE_BYTES = 2 << 20
 class CudaPool:
     """A `PhysicalPool` of `nbytes` of one GPU, rounded down to pages; `ordinal` is the GPU's number.
 
-    All memory is taken at once, so that it cannot run out later. Raises UserError if there is no such GPU or not so
-    much memory.
+    All memory is taken at once, so that it cannot run out later. Raises UserError if there is no such GPU, not so much
+    memory, or none that processes can share.
     """
 
     def __init__(self, nbytes: int, *, ordinal: int = 0, driver: Driver | None = None) -> None:
         self._driver = driver or Driver()
         self._gpu = Gpu(self._driver, ordinal)
-        step = self._gpu.granularity()
+        try:
+            step = self._gpu.granularity()
+        except CudaError as error:
+            raise UserError(f"GPU {ordinal} has no memory that processes can share: {error}", param="device") from error
         self.page_bytes = -(-PAGE_BYTES // step) * step
         self.page_count = nbytes // self.page_bytes
         if self.page_count < 1:

@@ -131,6 +131,16 @@ def test_a_gpu_that_is_too_full_says_how_much_it_has() -> None:
     assert model.held()["handles"] == 0
 
 
+def test_a_gpu_whose_memory_cannot_be_shared_says_why() -> None:
+    """As a virtual one may be."""
+    model = DriverModel()
+    model.failing["cuMemGetAllocationGranularity"] = 1
+    with pytest.raises(
+        UserError, match="GPU 0 has no memory that processes can share: cuMemGetAllocationGranularity: C"
+    ):
+        CudaPool(4 * PAGE, driver=Driver(model))
+
+
 def test_less_than_a_page_is_refused() -> None:
     with pytest.raises(UserError, match="at least 2097152 bytes, not 1000"):
         CudaPool(1000, driver=Driver(DriverModel()))
