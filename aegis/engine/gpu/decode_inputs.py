@@ -93,7 +93,7 @@ class DecodeInputs:
         """Blocks whose first position is written in this step, as the other ways to attend do: what these gather of a
         block is finite everywhere."""
         if len(begun):
-            places = torch.from_numpy(begun.astype(np.int64)).to(self._memory.device)
+            places = torch.from_numpy(begun.astype(np.int64)).to(self._memory.device, non_blocking=True)
             views.blocks.index_fill_(0, places, 0)
 
     def tokens(self, bucket: int) -> torch.Tensor:

@@ -56,6 +56,21 @@ def test_a_block_is_finite_from_its_first_position_on() -> None:
     assert finite == [False, True, False, False]
 
 
+def test_nothing_is_sent_that_the_step_would_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step waits for the GPU once, for its tokens, also where a block begins."""
+    arena = Arena()
+    views, inputs = KvViews(arena.region, SHAPE), DecodeInputs(torch.device("cpu"), blocks=9)
+    to, waits = torch.Tensor.to, list[bool]()
+
+    def sent(tensor: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
+        waits.append(not non_blocking)
+        return to(tensor, device)
+
+    monkeypatch.setattr(torch.Tensor, "to", sent)
+    inputs.load([StepRow(RequestId(0), (1,), 16, block_table([(0, 2)]))], views)
+    assert waits == [False]
+
+
 def test_addresses_stay() -> None:
     views, inputs = KvViews(Arena().region, SHAPE), DecodeInputs(torch.device("cpu"), blocks=9)
     before = [part.data_ptr() for part in vars_of(inputs)]
