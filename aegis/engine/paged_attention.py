@@ -119,7 +119,7 @@ def _attention(
     mixed = step.attend(cast(int, module.layer_idx), query, key, value, kind)
     if _running.between is not None:
         _running.between()
-    return mixed, None
+    return mixed.contiguous(), None  # as transformers' own is: some models view it, where most reshape it
 
 
 AttentionInterface.register(NAME, _attention)

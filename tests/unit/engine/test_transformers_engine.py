@@ -41,6 +41,9 @@ _ALTERNATING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "afmoe": _BASE
+    | _EXPERTS
+    | {"head_dim": 24, "num_experts": 4, "sliding_window": 16, "global_attn_every_n_layers": 2},
     "apertus": _BASE,
     "cohere": _BASE,
     "cohere2": _BASE | _ALTERNATING,
@@ -87,8 +90,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "stablelm": _BASE,
     "starcoder2": _BASE | {"sliding_window": 16},
 }
-TELLING = ("deepseek_v3", "gemma3_text", "gpt2", "gpt_oss", "llama", "mixtral")
-"""Each other one is like one of these in what it does with positions and windows."""
+TELLING = ("afmoe", "deepseek_v3", "gemma3_text", "gpt2", "gpt_oss", "llama", "mixtral")
+"""Each other one is like one of these in what it does with positions, windows and the result of attention."""
 _TELLING_FIRST = [*TELLING, *(name for name in ARCHITECTURES if name not in TELLING)]
 telling_ones_first = pytest.mark.parametrize("name", first_of(len(TELLING), _TELLING_FIRST))
 
