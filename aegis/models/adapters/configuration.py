@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, tuple[object, str]] = {
     "arrow_config": (None, "it chooses among other adapters (arrow_config)"),
     "monteclora_config": (None, "it draws its weights at random (monteclora_config)"),
 }
-_OTHER_BASES = ("corda", "loftq", "olora", "pissa")
+_OTHER_BASES = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Ways to begin that change the weights of the base: without the changed ones the adapter is of no use."""
 
 

@@ -129,6 +129,7 @@ BAD: dict[str, tuple[Edit, str]] = {
     "another kind": (configured(peft_type="IA3"), "an adapter of type 'IA3'; only LORA is served"),
     "another task": (configured(task_type="SEQ_CLS"), "its task_type is 'SEQ_CLS'"),
     "a changed base": (configured(init_lora_weights="pissa_niter_4"), "begun from changed weights"),
+    "a base changed along gradients": (configured(init_lora_weights="lora_ga"), "begun from changed weights"),
     "no rank": (configured(r=0), "r is 0; expected 1 to 512"),
     "a rank that is too large": (configured(r=1 << 40), "expected 1 to 512"),
     "no scale": (configured(lora_alpha="x"), "lora_alpha is 'x'"),
