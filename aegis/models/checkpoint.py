@@ -30,7 +30,7 @@ VOCABULARIES = (".bpe", ".model", ".spm", ".tiktoken", ".vocab")
 """The ends of names that tokenizers' files have, beside those of texts."""
 
 _BESIDE_WEIGHTS = (".jinja", ".json", ".py", ".txt", *VOCABULARIES)
-_TEMPLATES = "additional_chat_templates"
+TEMPLATES = "additional_chat_templates"
 """The one directory of a checkpoint that transformers looks into."""
 
 
@@ -51,7 +51,7 @@ def other_than_file(mode: int) -> str:
 def refuse_odd_files(directory: Path) -> None:
     """A foreign file may be anything, and endless. Raises ModelRefused if an entry is neither a file nor a directory,
     wherever links lead, or if a file beside the weights is too large. Opens none."""
-    within = directory / _TEMPLATES
+    within = directory / TEMPLATES
     entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
     for entry in sorted(entries):
         _refuse_odd(entry, str(entry.relative_to(directory)))

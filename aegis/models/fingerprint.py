@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aegis.core.model import EngineName, WeightsName
 from aegis.engine.vllm import version as vllm_version
-from aegis.models.checkpoint import SMALL_JSON_BYTES_MAX, VOCABULARIES, Checkpoint
+from aegis.models.checkpoint import SMALL_JSON_BYTES_MAX, TEMPLATES, VOCABULARIES, Checkpoint
 from aegis.models.pooling_files import MODULES
 
 IMAGE_FORMAT = 2
@@ -21,7 +21,8 @@ QUANTISATION = 1
 UNPACKING = 1
 """Counts the ways in which we have read checkpoints that come quantised."""
 
-_BESIDE_WEIGHTS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", *(f"*{suffix}" for suffix in VOCABULARIES))
+_VOCABULARIES = ("merges.txt", "vocab.txt", *(f"*{suffix}" for suffix in VOCABULARIES))
+_BESIDE_WEIGHTS = ("*.json", "*.jinja", f"{TEMPLATES}/*.jinja", *_VOCABULARIES)
 
 
 def fingerprint(

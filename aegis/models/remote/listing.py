@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
-from aegis.models.checkpoint import JSON_BYTES_MAX, TOKENIZER_BYTES_MAX, VOCABULARIES
+from aegis.models.checkpoint import JSON_BYTES_MAX, TEMPLATES, TOKENIZER_BYTES_MAX, VOCABULARIES
 
 FILES_MAX = 10_000
 SIZE_MAX = 1 << 53
@@ -33,8 +33,6 @@ _LARGE = ("tokenizer.json", "vocab.json", *_WORD_LISTS)
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _MODULE = re.compile(r"\d+_\w+", re.ASCII)
 """Directories in which sentence-transformers has the parts of a model."""
-
-_TEMPLATES = "additional_chat_templates"
 
 
 class RemoteFile(Struct, frozen=True):
@@ -149,7 +147,7 @@ def is_beside_weights(name: str) -> bool:
         case (_,):
             return text
         case (directory, _):
-            templates = directory == _TEMPLATES and path.suffix == ".jinja"
+            templates = directory == TEMPLATES and path.suffix == ".jinja"
             return templates or (text and _MODULE.fullmatch(directory) is not None)
     return False
 

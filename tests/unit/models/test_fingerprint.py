@@ -45,6 +45,15 @@ def test_files_beside_the_weights_count(directory: Path, file: str) -> None:
     assert of(directory) != before
 
 
+def test_the_default_among_additional_templates_counts(directory: Path) -> None:
+    file = directory / "additional_chat_templates" / "default.jinja"
+    file.parent.mkdir()
+    file.write_text("one")
+    before = of(directory)
+    file.write_text("another")
+    assert of(directory) != before
+
+
 def test_other_weights_of_the_same_size_and_time_count(directory: Path) -> None:
     before = of(directory)
     file = directory / "model.safetensors"
