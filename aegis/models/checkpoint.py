@@ -84,6 +84,9 @@ _DIMENSIONS = (*_HEADS, *_WIDTHS)
 """Sizes that are dimensions of tensors, or divide one."""
 _COUNTS = ("max_position_embeddings", "n_layer", "n_layers", "n_positions", "num_hidden_layers", "num_layers")
 _COUNT_MAX = (1 << 31) - 1
+_LABELS_MAX = 1 << 20
+"""transformers makes a name for each, for models without labels too, in every process that reads the configuration."""
+
 _ELEMENTS_A_BYTE = 4
 """At most: no scheme of quantised weights has less than 2 bits for one."""
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -210,7 +213,7 @@ def refuse_empty_sizes(config: dict[str, Any]) -> None:
     for name, value in _numbers(config):
         if value < 1 and name in (*_DIMENSIONS, *_COUNTS):
             raise ModelRefused(f"config.json: {name} is {value}; it has to be 1 at least")
-        if value > _COUNT_MAX and name in _COUNTS:
+        if value > _COUNT_MAX and name in (*_COUNTS, "sliding_window"):
             raise ModelRefused(f"config.json: {name} is {str(value)[:40]}; it may be {_COUNT_MAX} at most")
 
 
@@ -225,6 +228,8 @@ def _refuse_larger_sizes(config: dict[str, Any], stored_bytes: int) -> None:
     for name, value in _numbers(config):
         if value > _ELEMENTS_A_BYTE * stored_bytes and name in _DIMENSIONS:
             raise ModelRefused(f"config.json: {name} is {value}, and the weights have {stored_bytes} bytes in all")
+        if value > _LABELS_MAX and name == "num_labels":
+            raise ModelRefused(f"config.json: {name} is {str(value)[:40]}; it may be {_LABELS_MAX} at most")
 
 
 def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:

@@ -89,6 +89,10 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda at: edit_config(at, vocab_size=10**9),
         r"^config.json: vocab_size is 1000000000, and the weights have \d+ bytes in all$",
     ),
+    "labels": (
+        lambda at: edit_config(at, num_labels=10**8),
+        "^config.json: num_labels is 100000000; it may be 1048576 at most$",
+    ),
     "inner layers": (
         lambda at: edit_config(at, text_config={"num_decoder_layers": 22}),
         "num_decoder_layers is 22, and there are 21 tensors",

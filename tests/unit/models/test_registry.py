@@ -210,6 +210,10 @@ BEFORE_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
         _edited(max_position_embeddings=10**400),
         f"config.json: max_position_embeddings is 1{'0' * 39}; it may be 2147483647 at most$",
     ),
+    "a window": (
+        _edited(sliding_window=1 << 63),
+        ": config.json: sliding_window is 9223372036854775808; it may be 2147483647 at most$",
+    ),
     "configuration": (lambda at: _edit(at, hidden_size="x"), "config.json is not of a llama: .*expected int, got str"),
     "rope": (
         lambda at: _edit(at, rope_parameters={"rope_type": "yarn"}),
