@@ -17,6 +17,7 @@ LIBRARY_ERRORS = (
     ImportError,
     KeyError,
     IndexError,
+    NameError,
     OSError,
     RuntimeError,
     SafetensorError,

@@ -296,6 +296,13 @@ def test_a_rope_that_is_not_known_is_named(source: Source, tmp_path: Path) -> No
         register(source, dtype="auto", cache_dir=tmp_path / "cache")
 
 
+def test_a_way_of_routing_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    """transformers finds a variable without a value then, which is a NameError."""
+    path = checkpoints.write(tmp_path / "deepseek", "deepseek_v2", topk_method="best")
+    with pytest.raises(ModelRefused, match=r"deepseek: DeepseekV2ForCausalLM fails when it is run: "):
+        register(Source(ModelId("mine"), path=str(path)), dtype="auto", cache_dir=tmp_path / "cache")
+
+
 def test_a_model_that_fails_its_check_leaves_no_image(source: Source, tmp_path: Path) -> None:
     def check(spec: ModelSpec, model: PreTrainedModel) -> None:
         assert image_of(spec).is_file()
