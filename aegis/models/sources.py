@@ -34,7 +34,7 @@ from aegis.core.ids import MODEL_NAME_PATTERN, ModelId
 from aegis.core.limits import UNLIMITED, Limits
 from aegis.core.model import SLO_NS_MAX, SLO_NS_MIN, EngineName, Pace, Slo, WeightsName
 from aegis.models.adapters.configuration import CONFIGURATION, is_adapter
-from aegis.models.checkpoint import other_than_file
+from aegis.models.checkpoint import VOCABULARIES, other_than_file
 from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
@@ -66,7 +66,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 _EXPECTED = "a .yaml or .gguf file, a directory, a hub id or an address"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_HUB_VOCABULARIES = ["merges.txt", "vocab.txt", *(f"*{suffix}" for suffix in VOCABULARIES)]
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *_HUB_VOCABULARIES]
 _HUB_DIRECTORIES = ["[!0-9]*/*", "[0-9][!_]*/*", "[0-9]_[!DP]*/*"]  # but 1_Pooling and 2_Dense
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, filter_repo_objects
 
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
+from aegis.models.remote.listing import is_beside_weights
 from aegis.models.sources import Source, bar, check_name, fetch, read_sources
 
 
@@ -253,6 +255,21 @@ def test_a_gguf_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
             read_sources([name])
     with pytest.raises(UserError, match=r"models.a: no such directory or .gguf file: .*away.gguf"):
         read_sources([yaml(tmp_path, "models: {a: {path: away.gguf}}")])
+
+
+def test_beside_the_weights_of_a_hub_id_comes_what_comes_of_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[str]] = {}
+
+    def download(_: str, **options: Any) -> str:
+        asked.update(allow=options["allow_patterns"], ignore=options["ignore_patterns"])
+        return "/hub"
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    fetch(Source(ModelId("m"), hub="org/name"))
+    vocabularies = ["merges.txt", "qwen.tiktoken", "spiece.model", "tokenizer.json", "vocab.txt"]
+    names = ["1_Pooling/config.json", "README.md", "chat_template.jinja", "onnx/config.json", *vocabularies]
+    found = filter_repo_objects(names, allow_patterns=asked["allow"], ignore_patterns=asked["ignore"])
+    assert list(found) == [name for name in names if is_beside_weights(name)]
 
 
 def test_a_hub_id_without_network_is_refused_with_a_way_out() -> None:
