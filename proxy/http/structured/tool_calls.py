@@ -135,12 +135,14 @@ class CallFinder:
             self._after_calls = not self._waiting
         before, found, after = self._waiting.partition(self._form.begin)
         if found:
-            parts += text_parts(before.rstrip())
-            self._waiting, self._skipped, self._state = after, self._form.begin, self._between
+            told = before.rstrip()
+            parts += text_parts(told)
+            self._skipped = before[len(told) :] + self._form.begin
+            self._waiting, self._state = after, self._between
             return True
-        told = len(before) - held(before, self._form.begin)
-        parts += text_parts(before[:told])
-        self._waiting = before[told:]
+        keep = held(before, self._form.begin)
+        parts += text_parts(before[: len(before) - keep])
+        self._waiting = before[len(before) - keep :]
         return False
 
     def _between(self, parts: list[Part]) -> bool:
@@ -152,8 +154,12 @@ class CallFinder:
             self._skipped += self._waiting[:length]
             self._waiting = self._waiting[length:]
         if end and self._waiting.startswith(end):
-            self._waiting, self._state = self._waiting[len(end) :], self._in_text
-            self._skipped, self._after_calls = "", True
+            self._waiting = self._waiting[len(end) :]
+            if begin in self._skipped:  # there is no call between the marks
+                self._skipped += end
+                self._become_text(parts)
+            else:
+                self._skipped, self._after_calls, self._state = "", True, self._in_text
         elif self._waiting.startswith("{"):
             self._balance, self._scanned, self._state = Balance(), 0, self._in_object
         elif named := _NAMED.match(self._waiting):

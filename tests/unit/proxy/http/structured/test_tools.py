@@ -66,6 +66,8 @@ SAID: list[tuple[ToolForm, str, str, Calls]] = [
     (HERMES, '<tool_call>{"name": "b"}</tool_call>', "", [("b", "{}")]),
     (HERMES, "<tool_call>{nonsense}</tool_call>", "<tool_call>{nonsense}</tool_call>", []),
     (HERMES, "a <tool_ca b", "a <tool_ca b", []),
+    (HERMES, "put it in <tool_call> tags", "put it in <tool_call> tags", []),
+    (HERMES, "between \n<tool_call>\n</tool_call>, so", "between \n<tool_call>\n</tool_call>, so", []),
     (
         HERMES,
         '<tool_call>\n{"name": "a", "arguments": {}}\n<tool_call>\n{"name": "b", "arguments": {}}',
@@ -134,8 +136,10 @@ WORDS += ['{"name": "f", "arguments": {"a": 1}}', '{"arguments": {"b": "}"}, "na
     st.text('<tol_ca>[TOL_CS]{}"\\:, name', max_size=60) | st.lists(st.sampled_from(WORDS), max_size=8).map("".join),
     st.integers(0, 60),
 )
-def test_whatever_is_said_the_cuts_change_nothing(form: ToolForm, reply: str, cut: int) -> None:
-    assert found(CallFinder(form), [reply[:cut], reply[cut:]]) == found(CallFinder(form), [reply])
+def test_whatever_is_said_the_cuts_change_nothing_and_no_text_is_lost(form: ToolForm, reply: str, cut: int) -> None:
+    text, calls = found(CallFinder(form), [reply])
+    assert found(CallFinder(form), [reply[:cut], reply[cut:]]) == (text, calls)
+    assert calls or text == reply
 
 
 BARE: list[tuple[str, str, Calls]] = [
