@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from proxy.http.streaming.reasoning import ReasoningMarks, ReasoningSplitter
-from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, TextPart
+from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, TextPart, texts_as_one
 from proxy.http.streaming.transcript import Piece, Scored
 from proxy.http.structured.tools import Tools
 
@@ -44,6 +44,11 @@ class ChatReader:
         self._finder = reading.tools.finder() if reading.tools else None
         self._name = reading.tools.name if reading.tools else ""
 
+    @property
+    def held(self) -> int:
+        """Characters at the end of the text that are not told yet: what they are is not known."""
+        return (self._splitter.held if self._splitter else 0) + (self._finder.held if self._finder else 0)
+
     def read(self, piece: Piece) -> list[Part]:
         """`feed` with the next piece, whose tokens are counted."""
         parts = self.feed(piece.text, last=piece.finish is not None)
@@ -61,11 +66,12 @@ class ChatReader:
             self._undecided = 0
 
     def feed(self, text: str, *, last: bool) -> list[Part]:
-        """The content of the next piece of the reply's text; with the last piece, everything that waited."""
+        """The content of the next piece of the reply's text; with the last piece, everything that waited. Texts that
+        follow each other are one part."""
         parts: list[Part] = self._splitter.feed(text) if self._splitter else [TextPart(text)] if text else []
         if self._splitter and last:
             parts += self._splitter.end()
-        return [*self._calls(parts), *(self._finder.end() if self._finder and last else ())]
+        return texts_as_one([*self._calls(parts), *(self._finder.end() if self._finder and last else ())])
 
     def _calls(self, parts: Iterable[Part]) -> Iterable[Part]:
         for part in parts:

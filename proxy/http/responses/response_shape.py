@@ -117,7 +117,8 @@ class ResponseShape:
         parts, said = self._reader.read(piece), list[Scored]()
         for part in parts:
             if isinstance(part, TextPart):
-                said, self._unsaid = tokens_of(part.text, self._unsaid)
+                within, self._unsaid = tokens_of(part.text, self._unsaid, self._reader.held)
+                said += within
             else:
                 self._unsaid = []
         return self._events.take(parts, [token_logprob(text, scored) for scored in said])

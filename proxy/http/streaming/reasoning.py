@@ -41,6 +41,11 @@ class ReasoningSplitter:
         """Whether what was fed last is reasoning; `start`: nobody knows yet."""
         return self._mode
 
+    @property
+    def held(self) -> int:
+        """Characters of the text that wait for what follows."""
+        return len(self._waiting)
+
     def feed(self, text: str) -> list[Part]:
         self._fed += len(text)
         self._waiting += text

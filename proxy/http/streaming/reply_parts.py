@@ -42,5 +42,16 @@ def held(text: str, marker: str) -> int:
     return 0
 
 
+def texts_as_one(parts: Sequence[Part]) -> list[Part]:
+    """The parts, with texts that follow each other as one."""
+    told = list[Part]()
+    for part in parts:
+        if isinstance(part, TextPart) and told and isinstance(told[-1], TextPart):
+            told[-1] = TextPart(told[-1].text + part.text)
+        else:
+            told.append(part)
+    return told
+
+
 def text_parts(text: str) -> Sequence[Part]:
     return (TextPart(text),) if text else ()

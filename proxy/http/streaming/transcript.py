@@ -48,14 +48,16 @@ def by_token(piece: Piece, sent: int) -> list[Piece]:
     return [*parts, structs.replace(piece, text=piece.text[done:], tokens=())]
 
 
-def tokens_of(text: str, tokens: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
-    """The tokens of a text that is among theirs, as near to the end as can be, and those behind it."""
-    begin = "".join(scored.text for scored in tokens).rfind(text)
+def tokens_of(text: str, tokens: Sequence[Scored], held: int) -> tuple[list[Scored], list[Scored]]:
+    """The tokens of a text that is among theirs, as near to the end as can be, and those behind it. So many characters
+    at their end are held back. A token without text is a part of the character that follows."""
+    whole = "".join(scored.text for scored in tokens)
+    begin = whole.rfind(text, 0, max(len(whole) - held, 0))
     within, behind, at = list[Scored](), list[Scored](), 0
     for scored in tokens:
         if at >= begin + len(text):
             behind.append(scored)
-        elif at + len(scored.text) > begin:
+        elif at >= begin or at + len(scored.text) > begin:
             within.append(scored)
         at += len(scored.text)
     return within, behind

@@ -99,6 +99,11 @@ class CallFinder:
         self._after_calls = False  # blanks there are no text
         self._state: Callable[[list[Part]], bool] = self._at_start if form.bare else self._in_text
 
+    @property
+    def held(self) -> int:
+        """Characters of the text that wait for what follows."""
+        return len(self._skipped) + len(self._waiting)
+
     def feed(self, text: str) -> list[Part]:
         self._waiting += text
         parts: list[Part] = []
@@ -109,13 +114,16 @@ class CallFinder:
     def end(self) -> list[Part]:
         """The rest: text that began like a call and is none; a call that was cut off, also in the mark that ends it,
         remains a call."""
+        rest = "" if self._is_call_cut_off() else self._skipped + self._waiting
+        self._skipped = self._waiting = ""
+        return list(text_parts(rest))
+
+    def _is_call_cut_off(self) -> bool:
         if self._state in (self._in_arguments, self._after_arguments) or (self.calls and not self._waiting):
-            return []
+            return True
         if self.calls and self._state == self._between and self._form.end.startswith(self._waiting):
-            return []
-        if self._form is LISTED and self._state != self._in_text:
-            return []
-        return list(text_parts(self._skipped + self._waiting))
+            return True
+        return self._form is LISTED and self._state != self._in_text
 
     # Each state takes what it can from what waits, and says whether to go on.
 

@@ -174,7 +174,13 @@ def test_answers_that_follow_each_other_remain_apart() -> None:
 
 @pytest.mark.parametrize("per_delivery", first_of(1, [7, 1, 1000]))
 @pytest.mark.parametrize(
-    ("said", "text"), [("hello", "hello"), (CALLED, "so"), ("<think>hm</think>a <b and <tool", "a <b and <tool")]
+    ("said", "text"),
+    [
+        ("hello", "hello"),
+        (CALLED, "so"),
+        ("<think>hm</think>a <b and <tool", "a <b and <tool"),
+        ("<<b <tool_call>} c", "<<b <tool_call>} c"),
+    ],
 )
 def test_the_tokens_of_text_have_logprobs(said: str, text: str, per_delivery: int) -> None:
     behind = market(says([*said.encode(), EOS], per_delivery=per_delivery), text=byte_text(TEMPLATE))
@@ -187,6 +193,16 @@ def test_the_tokens_of_text_have_logprobs(said: str, text: str, per_delivery: in
     events = events_of(post(behind, PATH, body | {"stream": True}).text)
     check_responses(events)
     assert content in [item["content"][0] for item in events[-1]["response"]["output"] if "content" in item]
+
+
+def test_all_tokens_of_a_character_have_logprobs() -> None:
+    behind = market(says([*"aé🦊".encode(), EOS]), text=byte_text(TEMPLATE))
+    whole = post(behind, PATH, ask(include=["message.output_text.logprobs"])).json()
+    (content,) = [item["content"][0] for item in whole["output"]]
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+    (choice,) = post(behind, "/v1/chat/completions", chat).json()["choices"]
+    *told, end = choice["logprobs"]["content"]
+    assert content["logprobs"] == told and len(told) == len("aé🦊".encode()) and end["token"] == "</s>"
 
 
 def test_more_logprobs_than_there_are_are_refused() -> None:
