@@ -23,7 +23,7 @@ from proxy.http.direct_routes import direct_router
 from proxy.http.ignored import Ignored
 from proxy.http.market import Served
 from proxy.http.openai.chat import ChatBody, converse, needs_chat_template
-from proxy.http.openai.held_requests import held
+from proxy.http.openai.held_requests import found, held
 from proxy.http.openai.models import find_servable
 from proxy.http.openai.tokenize import BYTES_MAX, TokenizeBody, conversation_tokens
 from proxy.http.openapi import ASKING, EVENTS, operation
@@ -104,7 +104,7 @@ async def _answer(request: Request, body: MessageBody, ignored: Ignored) -> Resp
 async def count_tokens(request: Request) -> Response:
     body = await read_body(request, TokensBody, min(settings_of(request).body_bytes_max, BYTES_MAX))
     ignored = Ignored()
-    served = find_servable(market_of(request), body)
+    served = await found(request, body)
     return ignored.tell(request, json_reply(TokenCount(await _count(request, body, served, ignored))))
 
 

@@ -15,6 +15,7 @@ from proxy.http.direct_routes import direct_router
 from proxy.http.errors import shown
 from proxy.http.fields import Schema
 from proxy.http.market import Served
+from proxy.http.openai.held_requests import found
 from proxy.http.openai.models import longest
 from proxy.http.openai.pooled import (
     PooledBody,
@@ -23,7 +24,6 @@ from proxy.http.openai.pooled import (
     Vectors,
     checked,
     cut_to,
-    find_pooling,
     fitted,
     too_long,
     usage_of,
@@ -76,7 +76,7 @@ class EmbeddingList(Struct, frozen=True):
 @router.post("/v1/embeddings", **operation("Texts as vectors", EmbeddingList, takes=EmbeddingBody, problems=ASKING))
 async def create_embeddings(request: Request) -> Response:
     body = await read_body(request, EmbeddingBody, settings_of(request).body_bytes_max)
-    served = await find_pooling(request, body, "embed")
+    served = await found(request, body, "embed")
     form, dimensions = body.encoding_format or "float", _dimensions(body, served)
     texts = await _texts(request, body, served)
     body.end()

@@ -11,7 +11,9 @@ from fastapi import Request, Response
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from proxy.http.client_disconnect import while_connected
-from proxy.http.market import Market
+from proxy.http.market import Market, Served
+from proxy.http.openai.models import Task, find_servable
+from proxy.http.request.body import ModelBody
 from proxy.http.request_ids import make_known
 from proxy.http.settings import keep_alive_of, market_of
 from proxy.http.streaming.event_stream import Emit, EventStream, comment, error_event
@@ -56,6 +58,12 @@ async def held(
         return f"model {name!r} is being registered: {coming.progress}" if coming else "waiting"
 
     return EventStream(write, keep_alive_of(request), status=status, failed=failed)
+
+
+async def found(request: Request, body: ModelBody, task: Task | None = "generate") -> Served:
+    """The model that the request names, once it is there. Raises UserError."""
+    await come(request, body.model)
+    return find_servable(market_of(request), body, task)
 
 
 async def come(request: Request, name: str) -> None:

@@ -22,8 +22,7 @@ from aegis.models.text.worker_messages import TooManyTokens
 from aegis.telemetry.logs import log_text
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Delta, Failed, Finished, Market, SequenceHandle, Served
-from proxy.http.openai.held_requests import come
-from proxy.http.openai.models import Task, find_servable, longest
+from proxy.http.openai.models import longest
 from proxy.http.parameters import Flag, Integer, Text
 from proxy.http.request.body import ModelBody
 from proxy.http.request.prompts import characters_max, known, needs_tokenizer, too_many_characters
@@ -68,12 +67,6 @@ class PooledUsage(Struct, frozen=True):
 def usage_of(texts: Sequence[PooledText]) -> PooledUsage:
     tokens = sum(len(text.tokens) for text in texts)
     return PooledUsage(tokens, tokens)
-
-
-async def find_pooling(request: Request, body: ModelBody, task: Task) -> Served:
-    """The model that the request names, once it is there. Raises UserError."""
-    await come(request, body.model)
-    return find_servable(market_of(request), body, task)
 
 
 def cut_to(body: PooledBody, served: Served, *, truncates: bool) -> int | None:

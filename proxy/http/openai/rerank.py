@@ -11,12 +11,12 @@ from msgspec import UNSET, Struct, UnsetType
 from proxy.http.direct_routes import direct_router
 from proxy.http.fields import Fields, Schema
 from proxy.http.market import Served
+from proxy.http.openai.held_requests import found
 from proxy.http.openai.pooled import (
     PooledBody,
     PooledText,
     PooledUsage,
     cut_to,
-    find_pooling,
     fitted,
     usage_of,
     vectors_of,
@@ -95,7 +95,7 @@ _SCORES = operation("The scores of pairs of texts", ScoreList, takes=ScoreBody, 
 @router.post("/v1/rerank", **_RANKING)
 async def rerank(request: Request) -> Response:
     body = await read_body(request, RerankBody, settings_of(request).body_bytes_max)
-    served = await find_pooling(request, body, "rerank")
+    served = await found(request, body, "rerank")
     query, documents = body.query, [_document(body, at, each) for at, each in enumerate(body.documents)]
     if not documents:
         raise body.invalid("documents", "is empty")
@@ -109,7 +109,7 @@ async def rerank(request: Request) -> Response:
 @router.post("/v1/score", **_SCORES)
 async def score(request: Request) -> Response:
     body = await read_body(request, ScoreBody, settings_of(request).body_bytes_max)
-    served = await find_pooling(request, body, "rerank")
+    served = await found(request, body, "rerank")
     scores, texts = await _scores(request, body, served, _pairs(body), "text_2")
     data = [Score(at, each) for at, each in enumerate(scores)]
     name = f"score-{request_id_for(request, None)}"

@@ -13,7 +13,8 @@ from aegis.models.text.worker_messages import Counted, Rendered
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Served
 from proxy.http.openai.chat import ConversationBody, needs_chat_template, read_conversation
-from proxy.http.openai.models import find_servable, longest
+from proxy.http.openai.held_requests import found
+from proxy.http.openai.models import longest
 from proxy.http.openapi import ASKING, operation
 from proxy.http.parameters import Items, Text, required
 from proxy.http.replies import json_reply
@@ -25,7 +26,7 @@ from proxy.http.request.text_workers import characters_of
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import admitted, who
 from proxy.http.security.large_bodies import SMALL_BYTES
-from proxy.http.settings import market_of, settings_of, texts_of
+from proxy.http.settings import settings_of, texts_of
 from proxy.http.structured.tools import read_tools
 
 BYTES_MAX = 1 << 20
@@ -64,7 +65,7 @@ async def tokenize(request: Request) -> Response:
     """`prompt` or `messages` as token ids, just as a completion would begin."""
     settings = settings_of(request)
     body = await read_body(request, TokenizeBody, min(settings.body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), body, None)
+    served = await found(request, body, None)
     text = needs_tokenizer(served, "model")
     special, prompt = body.add_special_tokens, body.prompt
     if prompt is None and not body.given("messages"):
@@ -121,7 +122,7 @@ async def _rendered(request: Request, body: TokenizeBody, served: Served, text: 
 async def detokenize(request: Request) -> Response:
     """The text of `tokens`."""
     body = await read_body(request, DetokenizeBody, min(settings_of(request).body_bytes_max, BYTES_MAX))
-    served = find_servable(market_of(request), body, None)
+    served = await found(request, body, None)
     text = needs_tokenizer(served, "model")
     tokens = body.tokens
     body.end()

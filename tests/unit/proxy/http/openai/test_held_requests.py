@@ -62,6 +62,19 @@ def test_a_stream_begins_at_once_and_says_what_it_waits_for(path: str) -> None:
     assert [permit.answer_tokens for permit in behind.permits] == [5]
 
 
+MESSAGES = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]}), ("/v1/messages/count_tokens", MESSAGES)],
+)
+def test_what_needs_its_tokenizer_only_waits_for_it_too(path: str, body: dict[str, Any]) -> None:
+    assert asked(expecting(), path, came=True, **body).status_code == 200
+    reply = asked(expecting(), path, came=False, **body)
+    assert reply.status_code == 404 and "there is no model 'new'" in reply.text
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_where_it_does_not_come_that_is_told(path: str) -> None:
     assert asked(expecting(), path, came=False).status_code == 404
