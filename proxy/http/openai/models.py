@@ -156,9 +156,15 @@ async def list_models(request: Request) -> Response:
     return json_reply(ModelList(cards, [_shown(card, request) for card in coming_cards(market_of(request))]))
 
 
-@router.get("/v1/models/{name:path}", **operation("One of them", ModelCard, problems=(401, 404), parameters=(_NAME,)))
+@router.get(
+    "/v1/models/{name:path}",
+    **operation("One of them", ModelCard, ComingCard, problems=(401, 404), parameters=(_NAME,)),
+)
 async def retrieve_model(request: Request) -> Response:
-    return json_reply(_shown(card_of(find(market_of(request), request.path_params["name"])), request))
+    """Also one that is coming: requests for it are held, and clients ask for it before they send one."""
+    market, name = market_of(request), request.path_params["name"]
+    coming = next((card for card in coming_cards(market) if card.id == name), None)
+    return json_reply(_shown(coming, request) if coming else _shown(card_of(find(market, name)), request))
 
 
 def _shown(card: Card, request: Request) -> Card:

@@ -148,6 +148,7 @@ def test_models_on_their_way_are_listed() -> None:
     assert [card["id"] for card in listed["data"]] == ["m"]
     (coming,) = listed["coming"]
     assert (coming["id"], coming["state"], coming["detail"]) == ("new", "registering", "reading")
+    assert calling(expecting(), lambda client: client.get("/v1/models/new")).json() == coming
 
 
 def test_a_retry_of_a_stream_that_waits_is_not_answered_twice() -> None:
