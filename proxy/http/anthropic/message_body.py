@@ -76,6 +76,7 @@ def chat_request(body: MessageBody, text: TextModel, ignored: Ignored) -> Transl
 
 def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) -> Translated:
     """The part of it that makes the prompt. Raises UserError."""
+    _ = body.metadata, body.output_config, body.output_format  # which add nothing to the prompt, and are objects
     messages = [*read_system(body), *read_turns(body, ignored)]
     values: dict[str, Any] = {
         "model": body.model,

@@ -169,7 +169,7 @@ def chat_request(
     body: ResponseBody, conversation: Sequence[dict[str, Any]], text: TextModel, ignored: Ignored
 ) -> Translated:
     """The chat request of a conversation. Raises UserError."""
-    template = text.chat_template or ""
+    template, _ = text.chat_template or "", body.stream_options
     messages = prompt_messages(body.instructions, list(conversation), knows_developers="developer" in template)
     messages = told_by_user(messages, template)
     if not messages:

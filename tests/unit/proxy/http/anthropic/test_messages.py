@@ -294,6 +294,15 @@ def test_bad_input_is_refused_in_anthropic_s_form(parameters: dict[str, Any], sa
     }
 
 
+@pytest.mark.parametrize("name", ["metadata", "output_config", "output_format"])
+def test_what_adds_nothing_to_the_prompt_is_checked_also_where_its_tokens_are_counted(name: str) -> None:
+    body = ask(**{name: "x"})
+    del body["max_tokens"]
+    for reply in (post(market(), PATH + "/count_tokens", body), post(market(), PATH, body | {"max_tokens": 9})):
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"] == f"'{name}' must be an object, not 'x'"
+
+
 @pytest.mark.parametrize(("schema", "choice"), [({"not": {}}, "any"), ({"type": "string"}, "auto")], ids=str)
 def test_a_wrong_schema_is_refused_by_its_place_here(schema: dict[str, Any], choice: str) -> None:
     tools = [{"type": "bash_20250124", "name": "bash"}, TOOL | {"input_schema": schema}]

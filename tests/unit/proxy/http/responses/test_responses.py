@@ -492,6 +492,7 @@ def test_nothing_is_left_out_of_a_stream_that_is_cancelled_while_its_client_read
         ({"metadata": ["a"]}, "metadata"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"stream_options": ["x"]}, "stream_options"),
         ({"maxtokens": 5}, "maxtokens"),
         ({"input": "x" * 600}, "input"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
