@@ -16,7 +16,7 @@ from proxy.http.request.body import ModelBody
 from proxy.http.request.late_instructions import told_by_user
 from proxy.http.request.messages import MESSAGES_MAX
 from proxy.http.request.sampling import STOP_CHARACTERS_MAX, STOPS_MAX, TOKENS_MAX, GenerationBody
-from proxy.http.structured.tools import TOOLS_MAX
+from proxy.http.structured.tools import TOOLS_MAX, pass_over_strict
 from proxy.http.translated import Translated
 
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": STOP_CHARACTERS_MAX}
@@ -84,6 +84,7 @@ def conversation_request(body: TokensBody, text: TextModel, ignored: Ignored) ->
     }
     tools = read_tools(body, ignored)
     choice = read_tool_choice(body)
+    pass_over_strict(tools, choice.get("tool_choice"), text, ignored)
     if tools:
         values |= {"tools": list(tools.values()), **choice}
     elif not body.tools and choice.get("tool_choice") not in (None, "auto", "none"):

@@ -38,7 +38,7 @@ def read_tools(body: ToolFields, ignored: Ignored) -> dict[int, dict[str, Any]]:
         schema = tool.get("input_schema")
         if not isinstance(schema, dict):
             raise body.invalid(f"{where}.input_schema", f"must be an object, not {shown(schema)}")
-        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": schema}
+        function = {name: tool.get(name) for name in ("name", "description", "strict")} | {"parameters": schema}
         tools[index] = {"type": "function", "function": function}
     return tools
 

@@ -28,7 +28,7 @@ from proxy.http.request.sampling import LOGPROBS_MAX, TOKENS_MAX, GenerationBody
 from proxy.http.responses.input_items import ITEMS_MAX, prompt_messages
 from proxy.http.responses.response_items import ResponseObject
 from proxy.http.responses.tools import Tools, read_tool_choice, read_tools
-from proxy.http.structured.tools import TOOLS_MAX, is_strict_kept
+from proxy.http.structured.tools import TOOLS_MAX, pass_over_strict
 from proxy.http.translated import Translated
 
 _STRING: Schema = {"type": "string"}
@@ -216,10 +216,7 @@ def _includes_scores(body: ResponseBody, ignored: Ignored) -> bool:
 
 def _tools(body: ResponseBody, text: TextModel, ignored: Ignored) -> tuple[Any, Tools]:
     choice, tools = read_tool_choice(body, read_tools(body, ignored), ignored)
-    for at, tool in tools.items():
-        if choice in (None, "auto", "none") and tool["function"]["strict"] and not is_strict_kept(text):
-            tool["function"]["strict"] = None  # clients set it always; most of them without asking for it
-            ignored.add(f"tools[{at}].strict")
+    pass_over_strict(tools, choice, text, ignored)
     return choice, tools
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from aegis.core.request import Grammar
 from aegis.models.text.text_model import TextModel
 from proxy.http.errors import shown
 from proxy.http.fields import Fields, Schema
+from proxy.http.ignored import Ignored
 from proxy.http.parameters import (
     AnyText,
     Anything,
@@ -139,6 +141,17 @@ def read_tools(body: ToolsBody, text: TextModel) -> Tools | None:
 def is_strict_kept(text: TextModel) -> bool:
     """Whether a call that the model is free to make can be held to its schema."""
     return form_of(text.chat_template or "") is HERMES and not text.is_special(HERMES.begin)
+
+
+def pass_over_strict(tools: Mapping[int, dict[str, Any]], choice: Any, text: TextModel, ignored: Ignored) -> None:
+    """Demands no strict calls where they cannot be kept to: clients of APIs that are translated set it always, most of
+    them without asking for it. `tools` are by their places there."""
+    if choice not in (None, "auto", "none") or is_strict_kept(text):
+        return
+    for at, tool in tools.items():
+        if tool["function"]["strict"]:
+            tool["function"]["strict"] = None
+            ignored.add(f"tools[{at}].strict")
 
 
 def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:

@@ -311,6 +311,19 @@ def test_a_wrong_schema_is_refused_by_its_place_here(schema: dict[str, Any], cho
     assert reply.json()["error"]["message"].startswith("'tools[1].input_schema"), reply.text
 
 
+def test_strict_calls_are_kept_to_where_the_model_can_be_held_to_them(trials: GrammarTrials) -> None:
+    tools = [{"type": "bash_20250124", "name": "bash"}, TOOL | {"strict": True}]
+    behind = market(says("x"), text=byte_text(TEMPLATE))
+    assert post(behind, PATH, ask(tools=tools), trials).headers["x-aegis-ignored"] == "tools[0] (bash_20250124)"
+    grammar = behind.submitted[0][2].grammar
+    assert grammar and grammar.kind == "structural_tag"
+    listed = market(text=byte_text('{{ tools }}"parameters"{{ messages }}'))
+    told = post(listed, PATH, ask(tools=tools)).headers["x-aegis-ignored"]
+    assert told == "tools[0] (bash_20250124), tools[1].strict"
+    wrong = post(behind, PATH, ask(tools=[tools[0], TOOL | {"strict": 1}])).json()["error"]["message"]
+    assert wrong == "'tools[1].strict' must be true or false, not 1"
+
+
 def test_a_choice_of_tools_needs_tools_but_for_those_that_are_ignored() -> None:
     choice = {"type": "tool", "name": "look"}
     reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tool_choice=choice))
