@@ -23,7 +23,7 @@ from aegis.telemetry.logs import log_text
 from proxy.http.client_disconnect import while_connected
 from proxy.http.market import Delta, Failed, Finished, Market, SequenceHandle, Served
 from proxy.http.openai.models import longest
-from proxy.http.parameters import Flag, Integer, Text
+from proxy.http.parameters import AnyText, Flag, Integer
 from proxy.http.request.body import ModelBody
 from proxy.http.request.prompts import characters_max, known, needs_tokenizer, too_many_characters
 from proxy.http.request_ids import id_of
@@ -49,7 +49,7 @@ class PooledBody(ModelBody):
         None, low=-1, about="Cut texts to so many tokens; -1: to as many as the model takes"
     )
     priority = Integer(0, low=-PRIORITY_MAX, high=PRIORITY_MAX, about="The lower, the earlier")
-    user = Text(None)
+    user = AnyText()
 
 
 class PooledText(Struct, frozen=True):

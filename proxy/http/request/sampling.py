@@ -15,6 +15,7 @@ from proxy.http.errors import shown
 from proxy.http.fields import Fields, Schema, Unsupported
 from proxy.http.market import Served
 from proxy.http.parameters import (
+    AnyText,
     Flag,
     Integer,
     Items,
@@ -103,7 +104,7 @@ class GenerationBody(ModelBody, OutputFormatBody):
     stream = Flag(False)
     stream_options = Nested(StreamOptions)
     seed = Integer(None)
-    user = Text(None, most_characters=1024)
+    user = AnyText()
     n = Integer(1, low=1, high=CHOICES_MAX)
     priority = Integer(0, low=-PRIORITY_MAX, high=PRIORITY_MAX, about="The lower, the earlier")
     pace = OneOf(PACES, about="made: tokens leave as they are made; smooth: no earlier than a reader wants them")

@@ -17,6 +17,7 @@ from proxy.http.json_bounds import InnerJson, json_problem
 from proxy.http.market import Served
 from proxy.http.parameters import (
     ANY_OBJECT,
+    AnyText,
     Anything,
     Flag,
     Items,
@@ -48,7 +49,7 @@ class PlainFormat(ResponseFormat):
 
 class NamedSchema(Fields):
     name = required(Text(None))
-    description = Text(None, most_characters=4096)
+    description = AnyText()
     strict = Flag(False)
     schema = required(Object())
 

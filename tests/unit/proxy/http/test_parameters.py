@@ -128,6 +128,11 @@ def test_a_wrong_value_is_refused_by_name(path: str, name: str, value: Any) -> N
     assert name in error["message"]
 
 
+@pytest.mark.parametrize("path", BOTH)
+def test_a_text_that_says_nothing_may_be_empty(path: str) -> None:
+    assert post(market(), path, BOTH[path] | {"user": ""}).status_code == 200
+
+
 def test_stop_strings_are_said_to_be_one_or_a_list() -> None:
     problem = "'stop' must be a string, or a list of up to 16, of 1 to 256 characters each"
     for stop in (5, ["a", None], {"a": 1}):

@@ -30,14 +30,15 @@ def trials() -> Iterator[GrammarTrials]:
     opened.close()
 
 
-def response_format(schema: Any) -> dict[str, Any]:
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+def response_format(schema: Any, **more: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema} | more}}
 
 
 ASKED: list[tuple[dict[str, Any], Grammar | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, Grammar("json_schema", '{"type":"object"}')),
     (response_format(SCHEMA), Grammar("json_schema", json.dumps(SCHEMA, separators=(",", ":")))),
+    (response_format({"type": "null"}, description=""), Grammar("json_schema", '{"type":"null"}')),
     ({"structured_outputs": {"json": {"type": "null"}}}, Grammar("json_schema", '{"type":"null"}')),
     ({"structured_outputs": {"json": '{"type": "null"}'}}, Grammar("json_schema", '{"type":"null"}')),
     ({"structured_outputs": {"json_object": True}}, Grammar("json_schema", '{"type":"object"}')),
