@@ -287,6 +287,7 @@ class Protocol(HttpToolsProtocol):
         _refuse_unclear(self._method, self._version, self.headers)
         if self.parser.should_upgrade():
             return
+        self.expect_100_continue &= self._version == b"1.1"  # 1.0 knows no 100 (RFC 9110, 10.1.1)
         super().on_headers_complete()  # which raises where it cannot read the URL
         self._in_head = False
         self._body_left = _length(self.headers)

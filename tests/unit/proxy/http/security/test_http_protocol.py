@@ -232,6 +232,12 @@ def test_to_http_1_0_a_body_is_told_without_chunks(port: int, body: bytes) -> No
         assert content.startswith(b"data: {") and content.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_client_is_told_to_go_on_where_it_understands_that(port: int) -> None:
+    expecting = [b"expect: 100-continue", b"connection: close"]
+    assert statuses(reply(port, [post(*expecting)])) == [100, 200]
+    assert statuses(reply(port, [post(*expecting, version=b"1.0")])) == [200]
+
+
 def test_a_head_has_so_many_headers(port: int) -> None:
     """Bounded in number, too: the smallest take 30 times their bytes."""
     closing = b"connection: close\r\n"
