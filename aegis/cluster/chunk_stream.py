@@ -72,18 +72,15 @@ def set_timeout(connection: socket.socket, seconds: float) -> None:
 # --- the sender -------------------------------------------------------------------------------------------------------
 
 
-def answer(
-    connection: socket.socket,
-    key: bytes,
-    find: Callable[[str], Bytes | None],
-    *,
-    key_within_s: float = KEY_WITHIN_S,
-) -> None:
-    """Answers until the other side ends the connection. A client that has sent the key may be silent for as long as it
-    likes: its connection is kept for the next transfer. Raises OSError."""
-    set_timeout(connection, key_within_s)
-    if not hmac.compare_digest(_exactly(connection, KEY_BYTES), key):
-        return
+def admit(connection: socket.socket, key: bytes, *, within_s: float = KEY_WITHIN_S) -> bool:
+    """Whether the other side sends the key. Raises OSError."""
+    set_timeout(connection, within_s)
+    return hmac.compare_digest(_exactly(connection, KEY_BYTES), key)
+
+
+def answer(connection: socket.socket, find: Callable[[str], Bytes | None]) -> None:
+    """Answers one that was admitted until it ends the connection. It may be silent for as long as it likes: the
+    connection is kept for the next transfer. Raises OSError."""
     set_timeout(connection, 0)
     while asked := _exactly(connection, _ASK.size):
         name, chunk, count = _ASK.unpack(asked)

@@ -24,7 +24,7 @@ from ray.experimental import (
     register_tensor_transport,
 )
 
-from aegis.cluster.chunk_stream import KEY_BYTES, Copy, HandOverFailed, Receiver, answer, set_timeout
+from aegis.cluster.chunk_stream import KEY_BYTES, Copy, HandOverFailed, Receiver, admit, answer, set_timeout
 from aegis.cluster.chunks import Bytes
 
 TRANSPORT = "AEGIS"
@@ -34,6 +34,9 @@ TIMEOUT_S = 2.0
 _GONE_S = 10
 _BREATH_S = 0.1
 _KEPT = 4
+_STRANGERS_MAX = 64
+"""Clients that have not sent the key yet, each of which takes a thread. One more ends the one that has been here for
+longest: whoever has the key sends it at once."""
 
 Address = tuple[str, int]
 
@@ -67,6 +70,7 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
         self._key = secrets.token_bytes(KEY_BYTES)
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
+        self._strangers: dict[socket.socket, None] = {}  # the one that has been here for longest is first
 
     def tensor_transport_backend(self) -> str:
         return TRANSPORT
@@ -108,12 +112,35 @@ class DirectTransport(TensorTransportManager):  # type: ignore[misc]
             except OSError:  # the caller has gone again, or there are no descriptors left
                 threading.Event().wait(_BREATH_S)
                 continue
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            self._receive(connection)
+
+    def _receive(self, stranger: socket.socket) -> None:
+        with self._lock:
+            self._strangers[stranger] = None
+            if len(self._strangers) > _STRANGERS_MAX:
+                longest = next(iter(self._strangers))
+                del self._strangers[longest]
+                with suppress(OSError):  # it has left
+                    longest.shutdown(socket.SHUT_RDWR)  # so that its thread ends
+        try:
+            threading.Thread(target=self._answer, args=(stranger,), daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._is_stranger_no_more(stranger)
+            stranger.close()
 
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
-            _set_up(connection)
-            answer(connection, self._key, self._find)
+            try:
+                _set_up(connection)
+                admitted = admit(connection, self._key)
+            finally:
+                self._is_stranger_no_more(connection)
+            if admitted:
+                answer(connection, self._find)
+
+    def _is_stranger_no_more(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
 
     def _find(self, obj_id: str) -> Bytes | None:
         region = self._offered.get(obj_id)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from aegis.cluster.chunk_stream import KEY_BYTES, NAME_BYTES, Copy, HandOverFailed, Receiver, answer, set_timeout
+from aegis.cluster.chunk_stream import KEY_BYTES, NAME_BYTES, Copy, HandOverFailed, Receiver, admit, answer, set_timeout
 from aegis.cluster.chunks import CHUNK_BYTES, Bytes
 
 KEY = bytes(range(KEY_BYTES))
@@ -55,7 +55,8 @@ class Sender:
 
 
 def honest(connection: socket.socket) -> None:
-    answer(connection, KEY, {NAME: SOURCE}.get)
+    if admit(connection, KEY):
+        answer(connection, {NAME: SOURCE}.get)
 
 
 def answering(change: Callable[[int, bytes], tuple[int, bytes]], count: int = 1000) -> Serve:
@@ -188,11 +189,13 @@ def test_a_wrong_key_opens_nothing(sender: Sender) -> None:
 
 
 def test_who_connects_and_does_not_say_the_key_is_let_go(sender: Sender) -> None:
-    sender.serving = [lambda connection: answer(connection, KEY, {NAME: SOURCE}.get, key_within_s=0.05)]
+    let_in: list[bool] = []
+    sender.serving = [lambda connection: let_in.append(admit(connection, KEY, within_s=0.05))]
     sender.key = KEY[:5]
     with sender.connect() as connection:
         set_timeout(connection, 30.0)
         assert connection.recv(1) == b""
+    assert not any(let_in)
 
 
 def test_who_has_said_the_key_may_be_silent_between_transfers(sender: Sender) -> None:
@@ -200,7 +203,7 @@ def test_who_has_said_the_key_may_be_silent_between_transfers(sender: Sender) ->
 
     def keep(connection: socket.socket) -> None:
         ends.append(connection)
-        answer(connection, KEY, {NAME: SOURCE}.get, key_within_s=30.0)
+        honest(connection)
 
     sender.serving = [keep]
     connection = Receiver(NAME, np.zeros(len(SOURCE), np.uint8), WHOLE, sender.connect).run()
