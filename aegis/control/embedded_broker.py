@@ -31,12 +31,16 @@ async def embedded_broker(directory: Path) -> AsyncIterator[Address]:
 
 
 async def _keep(path: Path) -> None:
+    told = ""  # the reason why it cannot be started, once for many tries
     while True:
         try:
             process = await _start(path)
         except OSError as error:  # memory or processes may have run out; there may be some later
-            log(_logger, logging.WARNING, "broker cannot be started", {"reason": str(error)})
+            if str(error) != told:
+                told = str(error)
+                log(_logger, logging.WARNING, "broker cannot be started", {"reason": told})
         else:
+            told = ""
             code = await _end_of(process)
             log(_logger, logging.WARNING, "broker ended", {"pid": process.pid, "code": code})
         await asyncio.sleep(_PAUSE_S)

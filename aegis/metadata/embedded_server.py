@@ -71,9 +71,19 @@ class EmbeddedServer:
         while True:
             code = await self._process.wait()
             log(_logger, logging.WARNING, "the embedded Redis ended", {"code": code})
+            await self._spawn_again()
+
+    async def _spawn_again(self) -> None:
+        """Tries until it accepts connections; a reason against that is told once, however often it is met."""
+        told = ""
+        while True:
             await asyncio.sleep(_PAUSE_S)
-            with contextlib.suppress(UserError):  # tried again
-                await self._spawn()
+            try:
+                return await self._spawn()
+            except UserError as error:
+                if error.message != told:
+                    told = error.message
+                    _logger.warning("%s", told)
 
     async def _spawn(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -29,9 +29,11 @@ def test_it_is_started_again_after_a_start_that_failed(
             broken.setattr(sys, "executable", str(tmp_path / "missing"))
             started = embedded_broker(tmp_path)
             address = await started.__aenter__()
+            broken.setattr("aegis.control.embedded_broker._PAUSE_S", 0.01)
             async with asyncio.timeout(30):
                 while "broker cannot be started" not in caplog.messages:
                     await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
         async with asyncio.timeout(30):
             while not await answers(address):
                 await asyncio.sleep(0.01)
@@ -39,3 +41,4 @@ def test_it_is_started_again_after_a_start_that_failed(
         assert not await answers(address)
 
     asyncio.run(main())
+    assert caplog.messages.count("broker cannot be started") == 1, "however often it was tried"

@@ -15,6 +15,7 @@ import pytest
 from aegis.config.config import RedisSettings
 from aegis.core.errors import UserError
 from aegis.core.request import FinishReason
+from aegis.metadata import embedded_server
 from aegis.metadata.embedded_server import EmbeddedServer
 from aegis.metadata.store import open_store
 from proxy.http.market import Delta, Finished
@@ -56,6 +57,34 @@ def test_it_is_private_and_writes_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "dump.rdb").exists()
 
     asyncio.run(main())
+
+
+def test_what_keeps_it_from_coming_back_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where processes have run out for a while."""
+
+    async def main() -> None:
+        server, tries = EmbeddedServer(tmp_path), 0
+
+        def missing() -> Path:
+            nonlocal tries
+            tries += 1
+            return tmp_path / "missing"
+
+        await server.start()
+        with monkeypatch.context() as broken:
+            broken.setattr(embedded_server, "_PAUSE_S", 0.01)
+            broken.setattr(embedded_server, "get_binary_path", missing)
+            os.kill(server.pid, signal.SIGKILL)
+            await until(lambda: tries > 3)
+        await until(lambda: alive(server.pid))
+        await server.close()
+
+    asyncio.run(main())
+    ended, *why = caplog.messages
+    assert ended == "the embedded Redis ended"
+    assert len(why) == 1 and why[0].startswith("the embedded Redis cannot be started: ")
 
 
 def test_it_comes_back_when_it_is_killed_and_calls_go_on() -> None:
