@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -105,10 +106,10 @@ class ForkServer:
 
     def prepare(self, function: str, data: bytes) -> None:
         """Has it call `MODULE:NAME` with the bytes, so that children started later have what that makes. They may be
-        without, as where it fails, or the server has been made anew since."""
+        without, as where it fails, too many files are open here, or the server has been made anew since."""
         if self._socket is None:
             return
-        with _file("prepare", data) as file, contextlib.suppress(BlockingIOError, ConnectionError):
+        with contextlib.suppress(OSError), _file("prepare", data) as file:
             socket.send_fds(self._socket, [msgspec.json.encode(Prepare(function))], [file.fileno()])
 
     def close(self) -> None:
@@ -165,13 +166,17 @@ class ForkServer:
             self._lose()
             return
         match msgspec.json.decode(data, type=Answer):
+            case Started(pid) if not fds:  # it could not be received: too many files are open here
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                self._starting.popleft().set_exception(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             case Started(pid):
                 child = self._children[pid] = ForkedProcess(pid, fds[0])
                 asyncio.get_running_loop().add_reader(child.descriptor, self._seen_ended, child)
                 self._starting.popleft().set_result(child)
-            case NotStarted(errno):
-                self._starting.popleft().set_exception(OSError(errno, os.strerror(errno)))
-            case Ended(pid, code):
+            case NotStarted(number):
+                self._starting.popleft().set_exception(OSError(number, os.strerror(number)))
+            case Ended(pid, code) if pid in self._children:
                 self._end(self._children.pop(pid), code)
 
     def _lose(self) -> None:

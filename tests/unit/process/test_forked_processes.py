@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,45 @@ def test_a_start_that_is_given_up_leaves_no_child(server: ForkServer) -> None:
             await asyncio.to_thread(told.read)
 
     run(main())
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """In this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_child_of_which_nothing_can_be_known_is_not_started(server: ForkServer) -> None:
+    """Its descriptor comes when too many files are open."""
+
+    async def main() -> None:
+        assert (await output(server, "ends", "pass"))[0] == 0
+        readable, writable = os.pipe()
+        with os.fdopen(readable, "rb") as told:
+            starting = asyncio.create_task(server.start("waits", environment={}, stdin=b"", stdout=writable))
+            await asyncio.sleep(0)
+            os.close(writable)
+            with no_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+                await starting
+            assert await asyncio.to_thread(told.read) in (b"", b"up\n"), "it ends"
+        before = server.pid
+        assert (await output(server, "ends", "pass"))[0] == 0
+        assert server.pid == before
+
+    run(main())
+
+
+def test_with_too_many_open_files_nothing_is_prepared(server: ForkServer) -> None:
+    with no_descriptor_left():
+        server.prepare("makes:make", b"nobody has it")
+    assert run(output(server, "ends", "pass"))[0] == 0
 
 
 @pytest.mark.parametrize("modules", [["threaded"], ["imported", "threaded"]])
