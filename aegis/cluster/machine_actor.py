@@ -9,8 +9,8 @@ import asyncio
 import fcntl
 import os
 import shutil
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 from zlib import crc32
@@ -32,6 +32,7 @@ from aegis.models.disk_cache import only_one
 from aegis.node import instance_processes
 from aegis.node.instance_processes import Processes
 from aegis.node.local_machine import LocalMachine
+from aegis.process.scratch_directory import scratch
 
 _MANIFEST = "manifest.json"
 
@@ -136,6 +137,7 @@ class MachineActor:
         self._ended: set[int] = set()  # of the pools
         self._running: dict[int, Processes] = {}
         self._arriving: dict[str, ArrivingImage] = {}
+        self._closing = ExitStack()
 
     async def open(self, order: bytes) -> bytes:
         """`Opening` to `Opened`."""
@@ -143,14 +145,14 @@ class MachineActor:
         if opening.version != __version__:
             return msgspec.msgpack.encode(Opened(__version__))
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray says how many an actor without a CPU should have
-        self._directory = tempfile.mkdtemp(prefix="aegis-")
+        directory = self._closing.enter_context(scratch("aegis-"))
         self._fork_server = instance_processes.fork_server(opening.instances * opening.ranks, opening.engine)
         self._machine = LocalMachine(
             host_kv_bytes=opening.host_kv_bytes,
             cache_bytes=opening.cache_bytes,
             ranks=opening.ranks,
             instances=opening.instances,
-            rendezvous=f"{self._directory}/",
+            rendezvous=f"{directory}/",
             fork_server=self._fork_server,
             machine=opening.machine,
         )
@@ -252,4 +254,4 @@ class MachineActor:
             if number not in self._ended:
                 pool.close()
         self._machine.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._closing.close()
