@@ -5,7 +5,11 @@ their password.
 
 A connection that breaks takes the messages along that were under way, so no other is made in its place: the instance
 ends, and its requests are replayed elsewhere, as if it had been killed. It learns of a break from its own end of the
-connection, or from heartbeats that stay away. An instance that has lost a proxy goes on, if the node drops that proxy.
+connection, or from the system, which looks after a quiet one and says when its other end cannot be reached any more. An
+instance that has lost a proxy goes on, if the node drops that proxy.
+
+It is the other machine's system that answers, and not the peer: a launcher that stands still, as with Ctrl-Z, is there
+all the same. Heartbeats of ZeroMQ's would take it for gone.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ from aegis.transport.addresses import Keys
 from aegis.transport.failures import LinkBroken
 
 _AT_ONCE = 256  # messages: others come in between, however much is said
-_HEARTBEAT_MS = 5_000
-_SILENT_MS = 30_000
-"""A peer that is silent for so long is gone."""
+_ASKED_S = 5
+_SILENT_S = 30
+"""A machine that is silent for so long is gone."""
 
 _RECONNECT_MS = 60_000
 """By then a process whose link is broken has ended. A port that cannot be reached at first is tried again then, too."""
@@ -82,7 +86,7 @@ class CurveWires:
         wire.setsockopt(zmq.LINGER, 1000)
         wire.set_hwm(0)
         wire.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        _set_heartbeats(wire)
+        _look_after(wire)
         wire.curve_publickey, wire.curve_secretkey = zmq.curve_keypair()
         wire.curve_serverkey = self._market_key
         connected = CurveWire(wire, address)
@@ -143,11 +147,14 @@ class CurveWires:
             wire.monitor = None
 
 
-def _set_heartbeats(end: zmq.Socket[bytes]) -> None:
-    """Of either end: a connection whose other end is gone without a word is closed."""
-    end.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    end.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
-    end.setsockopt(zmq.HEARTBEAT_TTL, _SILENT_MS)
+def _look_after(end: zmq.Socket[bytes]) -> None:
+    """Of either end: a connection whose other end's machine is gone without a word is closed, whether it is quiet or
+    has something to send."""
+    end.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    end.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _ASKED_S)
+    end.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _ASKED_S)
+    end.setsockopt(zmq.TCP_KEEPALIVE_CNT, _SILENT_S // _ASKED_S)
+    end.setsockopt(zmq.TCP_MAXRT, 1000 * _SILENT_S)
 
 
 class CurvePort:
@@ -164,7 +171,7 @@ class CurvePort:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.set_hwm(0)
-        _set_heartbeats(self._socket)
+        _look_after(self._socket)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
         self._socket.bind(address)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -24,6 +25,8 @@ from aegis.transport.links import Hub, InstanceLink, NodeMessage
 WHO, PROXY = "mixed-0/3", ProxyId(1)
 HELLO = Greeting(Role.MIXED)
 _RESET = struct.pack("ii", 1, 0)
+_SO_ATTACH_FILTER = 26
+_DROPS_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # "return 0", as a packet filter (bpf(4))
 
 
 class Relay:
@@ -47,9 +50,19 @@ class Relay:
             writer.transport.abort()
         self._writers.clear()
 
-    def stop_passing(self) -> None:
-        """As a cable that is cut: nobody hears of it."""
+    def cut(self) -> None:
+        """As a cable: nobody hears of it. The system drops whatever comes, and acknowledges nothing."""
+        program = ctypes.create_string_buffer(_DROPS_ALL)
+        for writer in self._writers:
+            attached = struct.pack("HP", 1, ctypes.addressof(program))
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, attached)
+
+    def stand_still(self) -> None:
+        """As a process that is stopped: its system still acknowledges what comes."""
         self._passes.clear()
+
+    def go_on(self) -> None:
+        self._passes.set()
 
     async def close(self) -> None:
         self._server.close()
@@ -147,27 +160,39 @@ def test_a_link_to_the_node_that_is_reset_is_broken() -> None:
     asyncio.run(main())
 
 
-def test_a_link_on_which_nothing_comes_any_more_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve_sockets, "_HEARTBEAT_MS", 100)
-    monkeypatch.setattr(curve_sockets, "_SILENT_MS", 1000)
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is silent for two seconds is gone."""
+    monkeypatch.setattr(curve_sockets, "_ASKED_S", 1)
+    monkeypatch.setattr(curve_sockets, "_SILENT_S", 2)
 
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("says", [(), (NeedSlabs(1),)], ids=["quiet", "busy"])
+def test_a_link_to_a_machine_that_is_gone_is_broken(says: Sequence[NodeMessage]) -> None:
     async def main() -> None:
         async with standing() as stand:
-            stand.to_node.stop_passing()
+            stand.to_node.cut()
+            if says:
+                stand.link.send(says)
             with pytest.raises(LinkBroken):
                 await stand.received()
 
     asyncio.run(main())
 
 
-def test_a_quiet_link_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats pass, more often than they have to."""
-    monkeypatch.setattr(curve_sockets, "_HEARTBEAT_MS", 50)
-    monkeypatch.setattr(curve_sockets, "_SILENT_MS", 1000)
+@pytest.mark.usefixtures("soon")
+def test_a_link_to_a_launcher_that_stands_still_is_not_broken() -> None:
+    """It goes on, and so does the instance."""
 
     async def main() -> None:
         async with standing() as stand:
-            assert await stand.received(1.5) == []
+            stand.to_node.stand_still()
+            stand.to_proxy.stand_still()
+            stand.link.send([NeedSlabs(1)])
+            assert await stand.received(4) == []
+            stand.to_node.go_on()
+            assert await stand.node.receive() == (WHO, [NeedSlabs(1)])
             stand.node.send(WHO, [Ping()])
             assert await stand.received() == [Ping()]
 
