@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from rich.console import Console
@@ -35,12 +36,13 @@ def run(files: Sequence[Path], *, per_model: bool = False) -> None:
     results = [_read(file) for file in files]
     for file, other in zip(files[1:], results[1:], strict=True):
         _check_comparable(files[0], results[0], file, other)
-    console = Console(markup=False, highlight=False)
-    console.print(_table("", files, results))
+    width = None if sys.stdout.isatty() else 10_000  # a line for each metric where a program reads
+    console = Console(markup=False, highlight=False, width=width)
+    console.print(_table("", files, results), crop=False)
     if per_model:
         shares = [result.get("per_model") or {} for result in results]
         for model in sorted(set(shares[0]).intersection(*shares[1:])):
-            console.print(_table(model, files, [share[model] for share in shares]))
+            console.print(_table(model, files, [share[model] for share in shares]), crop=False)
 
 
 def verdict(metric: str, before: float, after: float) -> str:
@@ -67,22 +69,26 @@ def metrics(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _table(title: str, files: Sequence[Path], results: Sequence[Mapping[str, Any]]) -> Table:
+    """Names of files fold where there is no room for them, and nothing else does."""
+    rows = [_row(name, results) for name in metrics(results)]
+    headings = ["metric", files[0].stem, *(heading for file in files[1:] for heading in (file.stem, "ratio", ""))]
     table = Table(title=title or None, box=None, pad_edge=False, title_justify="left")
-    table.add_column("metric")
-    table.add_column(files[0].stem, justify="right")
-    for file in files[1:]:
-        for heading in (file.stem, "ratio"):
-            table.add_column(heading, justify="right")
-        table.add_column("")
-    for name in metrics(results):
-        before = results[0][name]
-        cells = [f"{before:.4g}"]
-        for result in results[1:]:
-            quotient = ratio(before, result[name])
-            shown = "-" if quotient is None else f"{quotient:.3f}"
-            cells += [f"{result[name]:.4g}", shown, verdict(name, before, result[name])]
-        table.add_row(name, *cells)
+    for heading, *cells in zip(headings, *rows, strict=True):
+        justify: Literal["left", "right"] = "left" if heading in ("metric", "") else "right"
+        table.add_column(heading, justify=justify, overflow="fold", min_width=max(map(len, cells), default=None))
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _row(name: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    before = results[0][name]
+    cells = [name, f"{before:.4g}"]
+    for result in results[1:]:
+        quotient = ratio(before, result[name])
+        cells += [f"{result[name]:.4g}", "-" if quotient is None else f"{quotient:.3f}"]
+        cells.append(verdict(name, before, result[name]))
+    return cells
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -114,3 +114,17 @@ def test_what_is_better_one_way_is_worse_the_other(metric: str, before: float, a
     turned = {"same": "same", "better": "worse", "worse": "better"}
     assert verdict(metric, after, before) == turned[verdict(metric, before, after)]
     assert (ratio(before, after) or 0) * (ratio(after, before) or 0) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_figure_is_cut_off_where_there_are_many_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    names = [f"{'long' * 10}-{number}.json" for number in range(5)]
+    run([saved(tmp_path, name) for name in names])
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    figures = ["20", *["20", "1.000", "same"] * 4]
+    assert [line.split()[1:] for line in printed.splitlines() if line.startswith("mean_")][-1] == figures
