@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +11,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from aegis.config.paths import refuse_device
 from aegis.core.errors import UserError
 from aegis.core.rng import Stream
+from bench.workloads.traces import opened, readable
 
 _CHARACTERS_PER_TOKEN = 4  # of English text, about
 _LENGTH_MIN, _PROMPT_TOKENS_MAX, _TOKENS_MAX = 4, 1024, 2048  # the bounds that vLLM sets on ShareGPT
@@ -49,12 +51,8 @@ class Dataset:
         if self.path is None:
             raise UserError(f"--dataset-name {self.name} needs --dataset-path FILE")
         read = {"sharegpt": self._sharegpt, "burstgpt": _burstgpt, "custom": self._custom}[self.name]
-        try:
+        with readable(self.path):
             rows = list(read(self.path))
-        except OSError as error:
-            raise UserError(f"--dataset-path {self.path}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise UserError(f"--dataset-path {self.path}: is no UTF-8 text") from None
         if not rows:
             raise UserError(f"--dataset-path {self.path}: has no usable row of {self.name}")
         if self.name != "custom":
@@ -70,10 +68,11 @@ class Dataset:
 
     def _sharegpt(self, path: Path) -> Iterator[Sample]:
         """The first two turns of each conversation, without those too short or too long to compare."""
+        refuse_device(path)
         try:
             conversations = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
         except msgspec.DecodeError as error:
-            raise UserError(f"--dataset-path {path}: {error}") from None
+            raise UserError(f"{path}: {error}") from None
         for conversation in conversations:
             if len(conversation.conversations) < 2:
                 continue
@@ -84,15 +83,16 @@ class Dataset:
                 yield Sample(asked, made, prompt)
 
     def _custom(self, path: Path) -> Iterator[Sample]:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
-            try:
-                row = msgspec.json.decode(line, type=_Row)
-            except msgspec.DecodeError as error:
-                raise UserError(f"{path}:{number}: {error}") from None
-            made = row.output_tokens or self.custom_output_len
-            yield Sample(estimate_tokens(row.prompt), made, row.prompt, row.model)
+        with opened(path) as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = msgspec.json.decode(line, type=_Row)
+                except msgspec.DecodeError as error:
+                    raise UserError(f"{path}:{number}: {error}") from None
+                made = row.output_tokens or self.custom_output_len
+                yield Sample(estimate_tokens(row.prompt), made, row.prompt, row.model)
 
 
 class _Turn(Struct, frozen=True):
@@ -115,17 +115,22 @@ def estimate_tokens(text: str) -> int:
 
 def _burstgpt(path: Path) -> Iterator[Sample]:
     """Lengths only: the times of these requests are drawn like those of any data set."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with opened(path) as file:
         rows = csv.DictReader(file)
-        for row in rows:
-            try:
-                model, asked, made = row["Model"], int(row["Request tokens"]), int(row["Response tokens"])
-            except (KeyError, TypeError, ValueError):
-                raise UserError(
-                    f"{path}:{rows.line_num}: has no 'Model', 'Request tokens', 'Response tokens'"
-                ) from None
-            if model == _BURSTGPT_MODEL and asked > 0 and made > 0:
-                yield Sample(asked, made)
+        try:
+            for row in rows:
+                model, asked, made = _burstgpt_row(row, f"{path}:{rows.line_num}")
+                if model == _BURSTGPT_MODEL and asked > 0 and made > 0:
+                    yield Sample(asked, made)
+        except csv.Error as error:
+            raise UserError(f"{path}:{rows.line_num}: {error}") from None
+
+
+def _burstgpt_row(row: Mapping[str, str], where: str) -> tuple[str, int, int]:
+    try:
+        return row["Model"], int(row["Request tokens"]), int(row["Response tokens"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{where}: has no 'Model', 'Request tokens', 'Response tokens'") from None
 
 
 def _shuffle(rows: list[Sample], draws: Stream) -> None:

@@ -52,6 +52,19 @@ def test_custom_rows_say_what_they_ask_and_of_whom(tmp_path: Path) -> None:
     assert samples == [Sample(2, 5, "abcdefgh", "m"), Sample(1, 9, "a"), Sample(2, 5, "abcdefgh", "m")]
 
 
+def test_a_row_ends_with_its_line_and_not_within_a_text(tmp_path: Path) -> None:
+    texts = ["a\u2028b", "a\x85b", "a\u2029b"]  # ends of lines for str.splitlines, characters for JSON
+    rows = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n" for text in texts)
+    (file := tmp_path / "data").write_bytes(rows.encode())
+    assert [sample.text for sample in Dataset("custom", file).samples(3, 0)] == texts
+
+
+@pytest.mark.parametrize("name", ["custom", "burstgpt", "sharegpt"])
+def test_what_has_no_end_is_not_read(name: str) -> None:
+    with pytest.raises(UserError, match=r"/dev/zero: is no regular file or pipe"):
+        Dataset(name, Path("/dev/zero")).samples(1, 0)
+
+
 def test_a_file_is_shuffled_by_the_seed(tmp_path: Path) -> None:
     rows = "".join(f"1,GPT-4,{tokens},1,1,x\n" for tokens in range(1, 40))
     file = written(tmp_path, "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + rows)
@@ -69,6 +82,7 @@ def test_a_file_is_shuffled_by_the_seed(tmp_path: Path) -> None:
         ("custom", "", "no usable row"),
         ("burstgpt", "Model,Request tokens\nGPT-4,5\n", ":2: "),
         ("burstgpt", "Model,Request tokens,Response tokens\nGPT-4,x,5\n", ":2: "),
+        ("burstgpt", f"Model,Request tokens,Response tokens\nGPT-4,5,5\nGPT-4,5,{'5' * 200_000}\n", ":2: field larger"),
         ("sharegpt", "[}", "JSON"),
         ("sharegpt", "[]", "no usable row"),
     ],
