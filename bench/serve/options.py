@@ -18,7 +18,7 @@ from bench.serve.results import METRICS, Measures
 from bench.serve.settings import Settings
 
 _LIMITED = ("ttft", "tpot", "e2el")
-_MOST = 1e9  # of an option that is a number
+_LEAST, _MOST = 1e-9, 1e9  # of an option that is a number
 
 # The options of a data set, which a workload and a trace have no use for.
 _WHICH = ("dataset_name", "dataset_path")
@@ -100,11 +100,11 @@ def _check(given: Mapping[str, Any]) -> None:
         raise UserError(f"--endpoint: {given['endpoint']!r} is neither /v1/completions nor /v1/chat/completions")
     if given["workload"] is not None and given["trace"] is not None:
         raise UserError("--workload and --trace are both given; the requests are those of one of them")
-    if given["request_rate"] is not None and not given["request_rate"] > 0:
-        raise UserError("--request-rate must be a number, more than 0")
+    if given["request_rate"] is not None and not given["request_rate"] >= _LEAST:
+        raise UserError(f"--request-rate must be a number, {_LEAST:g} or more")
     for option in ("burstiness", "timeout", "timed_trace_sec_multiplier"):
-        if given[option] is not None and not 0 < given[option] <= _MOST:
-            raise UserError(f"{_option(option)} must be a number, more than 0 and no more than {_MOST:g}")
+        if given[option] is not None and not _LEAST <= given[option] <= _MOST:
+            raise UserError(f"{_option(option)} must be a number from {_LEAST:g} to {_MOST:g}")
 
 
 def _option(name: str) -> str:

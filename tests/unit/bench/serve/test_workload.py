@@ -72,3 +72,8 @@ def test_less_burstiness_is_burstier() -> None:
         return max(after - before for before, after in pairwise(times_ns))
 
     assert longest_gap_ns(0.1) > longest_gap_ns(1.0) > longest_gap_ns(10.0)
+
+
+def test_the_slowest_rates_and_the_burstiest_gaps_have_times() -> None:
+    for rate, burstiness in [(1e-9, 1e-9), (1e-9, 1.0), (1e300, 1e-9), (1e-9, 1e9)]:
+        assert draw_times_ns(50, rate, burstiness, 0) == sorted(draw_times_ns(50, rate, burstiness, 0))
