@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ def check(file: Path) -> None:
             raise UserError(f"cannot write {file}: that is not allowed")
     except OSError as error:
         raise UserError(f"cannot write {file}: {error.strerror}") from None
+
+
+def check_all(files: Iterable[Path]) -> None:
+    """Those that options of one command name: two that are one file would leave what was written last. Raises
+    UserError."""
+    seen = set[str]()
+    for file in files:
+        check(file)
+        place = os.path.realpath(file)
+        if place in seen and (file.is_file() or not file.exists()):  # a device takes both
+            raise UserError(f"cannot write {file}: two options name it; give each a file of its own")
+        seen.add(place)
 
 
 def make_directory(directory: Path, *, parents: bool = False) -> None:

@@ -31,8 +31,7 @@ _TITLES = ("GPUs", "of each seed", "first tokens", "tokens", "with one less", ""
 
 def run(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
-    if given["json"]:
-        result_files.check(given["json"])
+    result_files.check_all(given[name] for name in ("json", "plot") if given[name])
     if given["plot"]:
         plot_files.check(given["plot"])
     settings, loads = settings_of(given), parse_loads(given["loads"])

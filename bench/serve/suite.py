@@ -18,7 +18,7 @@ from aegis.core.ids import RequestId
 from aegis.core.model import Slo
 from aegis.telemetry import files
 from aegis.telemetry.records import Record
-from bench.common.result_files import check, make_directory, write
+from bench.common.result_files import check_all, make_directory, write
 from bench.serve.client import Client, open_session, replay
 from bench.serve.models import Card, choose, known_token_ids, served_models
 from bench.serve.plan import Outcome, Planned, digest
@@ -51,8 +51,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Sends the requests, prints what was measured and writes the files. Raises UserError."""
     if settings.directory is not None:
         make_directory(settings.directory, parents=True)
-    for file in (*settings.files, *([settings.records] if settings.records else [])):
-        check(file)
+    check_all([*settings.files, *([settings.records] if settings.records else [])])
     asked = read(settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         plan, outcomes = runner.run(_run(settings, asked))

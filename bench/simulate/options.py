@@ -120,9 +120,7 @@ _OF_FAULTS = ("faults", "fault", "seed", "seeds", "jobs", "last")
 
 def run(given: Mapping[str, Any]) -> None:
     """Raises UserError."""
-    for name in _FILES:
-        if given[name]:
-            result_files.check(given[name])
+    result_files.check_all(given[name] for name in _FILES if given[name])
     if given["last"]:
         raise UserError("--last is of --faults")
     if given["suite"]:

@@ -8,7 +8,7 @@ import pytest
 
 from aegis.core.errors import UserError
 from bench.common import result_files
-from bench.common.result_files import check, make_directory, write
+from bench.common.result_files import check, check_all, make_directory, write
 from bench.simulate import plot_files
 
 
@@ -30,6 +30,15 @@ def test_names_and_places_that_no_file_can_have_are_said_before(
     monkeypatch.setattr(result_files.os, "access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(UserError, match=r"cannot write .*a\.json: that is not allowed"):
         check(tmp_path / "a.json")
+
+
+def test_options_of_a_command_name_files_of_their_own(tmp_path: Path) -> None:
+    check_all([tmp_path / "a.json", tmp_path / "b.json"])
+    check_all([Path("/dev/null"), Path("/dev/null")])
+    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
+    for other in ("a.json", "link.json"):
+        with pytest.raises(UserError, match=rf"cannot write .*{other}: two options name it"):
+            check_all([tmp_path / "a.json", tmp_path / other])
 
 
 def test_a_device_that_is_full_leaves_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
