@@ -97,7 +97,8 @@ class AdminClient:
     def __init__(self, url: str, key: str | None = None) -> None:
         check_address(url)
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
-        self._key = _checked("--admin-key", key) if key else _key_of_environment()
+        self.key = _checked("--admin-key", key) if key else _key_of_environment()
+        """Also of its API, whose requests need one where it has any."""
 
     def models(self, *, coming: bool = False) -> list[dict[str, Any]]:
         """The served models, as `/v1/models` lists them, and those that are `coming`, too."""
@@ -223,7 +224,7 @@ class AdminClient:
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         import httpx  # a tenth of a second, which `aegis --help` need not pay
 
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
         try:
             return httpx.request(

@@ -107,7 +107,7 @@ def probed(url: str) -> Telemetry:
     """The spans and records of a grid of requests to each of the server's models. Raises UserError."""
     client = AdminClient(url)
     start = telemetry.position(client)
-    suite.run(Settings(base_url=url, workload=grid_for(client.node()), map="round-robin"))
+    suite.run(Settings(base_url=url, api_key=client.key, workload=grid_for(client.node()), map="round-robin"))
     return telemetry.settled(client, start)
 
 

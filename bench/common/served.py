@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from aegis.config.config import variable
 from aegis.core.errors import UserError
 from aegis.models.demo.market import make_market
 from bench.common.processes import end, ended_in_order
@@ -48,13 +49,18 @@ def launched(options: Sequence[str], *, remembers: bool = True) -> Iterator[Serv
     command = [sys.executable, "-m", "aegis.cli.main", "launch", "--port", "0", "--log-level", "warning", *options]
     with ended_in_order(), tempfile.NamedTemporaryFile(prefix="aegis-", suffix=".log") as log:
         began_s = time.monotonic()
-        process = subprocess.Popen(
-            command, env=os.environ | (_KEPT if remembers else {}), stdout=log, stderr=subprocess.STDOUT
-        )
+        environment = environment_of(os.environ) | (_KEPT if remembers else {})
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield Served(_address(process, Path(log.name)), process.pid, began_s)
         finally:
             end(process, signal.SIGINT, within_s=_STOP_S)
+
+
+def environment_of(ours: Mapping[str, str]) -> dict[str, str]:
+    """Without the keys that commands send to other servers: this one would ask the measuring clients for them."""
+    keys = {variable(("server", name)) for name in ("api_key", "api_key_file", "admin_key", "admin_key_file")}
+    return {name: value for name, value in ours.items() if name not in keys}
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -200,7 +200,7 @@ def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Rec
     """The requests as they were sent, and what the server did and what became of them; all are kept."""
     client, requests = AdminClient(url), directory / "requests.jsonl"
     start = telemetry.position(client)
-    suite.run(Settings(base_url=url, trace=trace, seed=seed, records=requests))
+    suite.run(Settings(base_url=url, api_key=client.key, trace=trace, seed=seed, records=requests))
     seen = telemetry.settled(client, start)
     for kind, entries in (("spans", seen.spans), ("records", seen.records)):
         write(directory / f"{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))

@@ -57,7 +57,7 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
             raise UserError(mistake) from None
         raise UserError(f"no server at {url} ({str(error) or type(error).__name__}); is it running there?") from None
     if status in (401, 403):
-        raise UserError(f"{url} wants a key; set OPENAI_API_KEY or give --api-key")
+        raise UserError(f"{url} wants a key; set OPENAI_API_KEY")
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
     except msgspec.DecodeError:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from aegis.admin_client import ADMIN_KEY, AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo
 from aegis.sim.shapes import SHAPES
 from aegis.telemetry.node_report import NodeReport
-from bench.calibration.suite import grid_for
+from bench.calibration import telemetry
+from bench.calibration.suite import grid_for, probed
+from bench.serve import suite
+from bench.serve.settings import Settings
 from bench.workloads.grid import Grid
 from bench.workloads.spec import parse
 
@@ -41,3 +45,14 @@ def test_every_model_has_room_for_what_is_asked(context: int) -> None:
 def test_a_server_without_models_is_told() -> None:
     with pytest.raises(UserError, match="no models to probe"):
         grid_for(node())
+
+
+def test_requests_have_the_key_that_the_server_is_asked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Settings] = []
+    monkeypatch.setenv(ADMIN_KEY, "the-key")
+    monkeypatch.setattr(suite, "run", sent.append)
+    monkeypatch.setattr(AdminClient, "next_number", lambda client, what: 0)
+    monkeypatch.setattr(AdminClient, "node", lambda client: node(4096))
+    monkeypatch.setattr(telemetry, "settled", lambda client, start: telemetry.Telemetry([], []))
+    probed("http://u")
+    assert [settings.api_key for settings in sent] == ["the-key"]
