@@ -109,6 +109,7 @@ def run(options: FidelityOptions) -> dict[str, Any]:
 
 
 def _replays(options: FidelityOptions, directory: Path) -> _Replayed:
+    """Raises UserError, of a file of costs before anything is measured."""
     trace, compared = directory / "requests.csv", spec.parse(options.workload, options.seed)
     interleaving = None
     if options.costs is None:
@@ -117,6 +118,8 @@ def _replays(options: FidelityOptions, directory: Path) -> _Replayed:
     write_trace(compared, trace)
     with nullcontext(options.url) if options.url else served(options.launch) as url:
         node = AdminClient(url).node()
+        if options.costs is not None:
+            pool_of(node, options.costs)  # minutes before it is needed
         asked, whole = _replay(url, trace, options.seed, directory)
         initialisations = AdminClient(url).counter(INITIALISATIONS, "instance")
     seen, live = interleaving.split(asked, whole) if interleaving else (None, whole)
@@ -200,7 +203,9 @@ def _replay(url: str, trace: Path, seed: int, directory: Path) -> tuple[list[Rec
     """The requests as they were sent, and what the server did and what became of them; all are kept."""
     client, requests = AdminClient(url), directory / "requests.jsonl"
     start = telemetry.position(client)
-    suite.run(Settings(base_url=url, api_key=client.key, trace=trace, seed=seed, records=requests))
+    result = suite.run(Settings(base_url=url, api_key=client.key, trace=trace, seed=seed, records=requests))
+    if not result["completed"]:
+        raise UserError(f"{url} has answered none of the requests, so there is nothing to compare")
     seen = telemetry.settled(client, start)
     for kind, entries in (("spans", seen.spans), ("records", seen.records)):
         write(directory / f"{kind}.jsonl", msgspec.json.Encoder().encode_lines(entries))

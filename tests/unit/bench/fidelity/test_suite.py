@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import Slo
@@ -15,7 +16,9 @@ from aegis.sim.shapes import SHAPES
 from aegis.sim.simulation import simulate
 from aegis.telemetry.node_report import NodeReport
 from aegis.telemetry.spans import SpanKind
-from bench.fidelity.suite import pool_of
+from bench.fidelity.suite import FidelityOptions, pool_of, run
+from bench.serve import suite
+from bench.serve.settings import Settings
 
 NAMES = (ModelId("a"), ModelId("b"))
 SPECS = tuple(SHAPES["qwen2.5-7b"].spec(name, Slo()) for name in NAMES)
@@ -56,3 +59,47 @@ def test_runs_on_shared_processors_are_longer_beside_others(tmp_path: Path) -> N
 def test_a_model_without_costs_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no costs of b; calibrate with more requests"):
         pool_of(node(80 << 30), costs(tmp_path, "a"))
+
+
+def options(directory: Path, file: Path | None = None) -> FidelityOptions:
+    spec = "poisson:models=1,rps=1,duration=5,lengths=fixed,input=8,output=2"
+    return FidelityOptions(
+        workload=spec,
+        seed=1,
+        calibrate_on=spec,
+        calibrate_seed=2,
+        piece_s=5,
+        costs=file,
+        url="http://u",
+        launch=(),
+        json=None,
+        keep=directory,
+    )
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Those that are sent to a server, which answers none of their requests."""
+    sent: list[Settings] = []
+
+    def refused(settings: Settings) -> dict[str, int]:
+        sent.append(settings)
+        return {"completed": 0}
+
+    monkeypatch.setattr(suite, "run", refused)
+    monkeypatch.setattr(AdminClient, "node", lambda client: node(80 << 30))
+    monkeypatch.setattr(AdminClient, "next_number", lambda client, what: 0)
+    return sent
+
+
+def test_costs_are_read_before_anything_is_measured(tmp_path: Path, runs: list[Settings]) -> None:
+    for file, reason in ((tmp_path / "nope.yaml", "cannot be read"), (costs(tmp_path, "a"), "has no costs of b")):
+        with pytest.raises(UserError, match=reason):
+            run(options(tmp_path, file))
+    assert runs == []
+
+
+def test_a_server_that_answers_nothing_is_told(tmp_path: Path, runs: list[Settings]) -> None:
+    with pytest.raises(UserError, match=r"http://u has answered none of the requests"):
+        run(options(tmp_path))
+    assert len(runs) == 1
