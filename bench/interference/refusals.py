@@ -10,7 +10,7 @@ from aegis.admin_client import check_address
 from aegis.core.errors import UserError
 from bench.interference.suite import SHORT_TOKENS, Setting
 from bench.serve.client import open_session
-from bench.serve.models import Card, choose, served_models
+from bench.serve.models import Card, choose, root_of, served_models
 
 _SILENCE_S = 60.0
 
@@ -23,7 +23,7 @@ def refuse_unmeasurable(setting: Setting) -> None:
 
 async def _refuse(setting: Setting) -> None:
     async with open_session(os.environ.get("OPENAI_API_KEY"), silence_s=_SILENCE_S, keeps=False) as session:
-        served = await served_models(session, setting.base_url.rstrip("/"))
+        served = await served_models(session, root_of(setting.base_url))
     (streams,) = choose(served, [setting.model])
     others = choose(served, [setting.other], option="--other") if setting.other else []
     refuse_too_long(setting, streams, others)

@@ -22,7 +22,7 @@ from bench.common import machine, result_files
 from bench.common.percentiles import percentile_of
 from bench.serve.answer import Answer, RequestFailed
 from bench.serve.client import Client, open_session
-from bench.serve.models import choose, known_token_ids, served_models
+from bench.serve.models import choose, known_token_ids, root_of, served_models
 from bench.serve.plan import Planned
 from bench.serve.prompts import Draws, Wording
 
@@ -113,7 +113,7 @@ def run(setting: Setting, file: Path | None) -> Result:
 
 
 async def _measure(setting: Setting) -> list[Cell]:
-    url, key = setting.base_url.rstrip("/"), os.environ.get("OPENAI_API_KEY")
+    url, key = root_of(setting.base_url), os.environ.get("OPENAI_API_KEY")
     targets = [("same", setting.model)] + ([("other", setting.other)] if setting.other else [])
     # some servers, such as llama.cpp's, close connections that they have promised to keep
     async with open_session(key, silence_s=_SILENCE_S, keeps=False) as session:

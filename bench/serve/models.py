@@ -47,6 +47,11 @@ class _Tokens(Struct, frozen=True):
     tokens: list[int]
 
 
+def root_of(url: str) -> str:
+    """The address without the `/v1` that clients of the API have at the end."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
 async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
     """In the server's order. Raises UserError."""
     try:

@@ -20,7 +20,7 @@ from aegis.telemetry import files
 from aegis.telemetry.records import Record
 from bench.common.result_files import check_all, make_directory, write
 from bench.serve.client import Client, open_session, replay
-from bench.serve.models import Card, choose, known_token_ids, served_models
+from bench.serve.models import Card, choose, known_token_ids, root_of, served_models
 from bench.serve.plan import Outcome, Planned, digest
 from bench.serve.prompts import Draws, Wording
 from bench.serve.results import summarise
@@ -64,13 +64,8 @@ def run(settings: Settings) -> dict[str, Any]:
     return result
 
 
-def _root(settings: Settings) -> str:
-    """The address without the `/v1` that clients of the API have at the end."""
-    return settings.base_url.rstrip("/").removesuffix("/v1")
-
-
 async def _run(settings: Settings, asked: Asked) -> tuple[list[Planned], list[Outcome]]:
-    url = _root(settings)
+    url = root_of(settings.base_url)
     async with open_session(settings.api_key, silence_s=settings.silence_s) as session:
         served = choose(await served_models(session, url), settings.models)
         plan = plan_for(settings, asked, served)
@@ -94,7 +89,7 @@ async def _wording(
     token_ids = None
     if settings.prompt_as == "tokens" and not settings.chat:
         models = sorted({each.model for each in plan if each.text is None})
-        token_ids = await known_token_ids(session, _root(settings), models)
+        token_ids = await known_token_ids(session, root_of(settings.base_url), models)
     return Wording(
         chat=settings.chat,
         draws=Draws(settings.seed, max(each.input_tokens for each in plan)),

@@ -34,3 +34,9 @@ def test_what_does_not_is_told_with_its_option_and_the_most_that_fits() -> None:
 def test_an_address_that_no_server_can_have_is_not_asked() -> None:
     with pytest.raises(UserError, match=r"^--base-url: 'http://a\.\.b' is no address of a server"):
         refuse_unmeasurable(replace(SETTING, base_url="http://a..b"))
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_be_that_of_the_api(end: str) -> None:
+    with pytest.raises(UserError, match=r"^no server at http://127\.0\.0\.1:1 \("):
+        refuse_unmeasurable(replace(SETTING, base_url=f"http://127.0.0.1:1{end}"))
