@@ -10,6 +10,7 @@ from typing import Any
 from aegis.config import sources
 from aegis.config.config import Config
 from aegis.config.keyring import read_key, refuse_duplicates, secrets_of
+from aegis.config.mqtt_address import check_ca_file
 from aegis.config.paths import refusing
 from aegis.config.yaml_file import lines_of
 from aegis.core.api_keys import Key
@@ -59,6 +60,11 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
         except UserError as error:
             yield secret.place, error.message
     yield from _certificate_mistakes(config)
+    try:
+        if config.mqtt.url and config.mqtt.ca_file:
+            check_ca_file(config.mqtt.ca_file, "mqtt.ca_file")
+    except UserError as error:
+        yield ("mqtt", "ca_file"), error.message
     for name, entry in config.models.items():
         try:
             if entry.url:

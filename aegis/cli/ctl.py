@@ -219,7 +219,7 @@ def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int
     import re
 
     from aegis.admin_client import AdminClient, Refused
-    from aegis.config.mqtt_address import parse
+    from aegis.config.mqtt_address import check_ca_file, parse
     from aegis.config.values import PREFIX_PATTERN
     from aegis.control.client import order
 
@@ -235,6 +235,8 @@ def _send(options: dict[str, Any], instance: str, command: Command | Add) -> int
         address = parse(url, ca_file=options["ca_file"])
     except ValueError as error:
         raise UserError(f"--mqtt: {error}") from None
+    if address.tls and options["ca_file"]:
+        check_ca_file(options["ca_file"], "--mqtt-ca")
     timeout_s = options["timeout_s"] + _REPLY_S
     reply = asyncio.run(order(address, prefix, instance, command, timeout_s=timeout_s))
     if not reply.done:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
+
+from aegis.core.errors import UserError
 
 SCHEMES = {"mqtt": 1883, "mqtts": 8883, "mqtt+unix": 0}
 """With their ports."""
@@ -64,3 +67,18 @@ def parse(url: str, *, ca_file: str | None = None) -> Address:
         password=password,
         ca_file=ca_file,
     )
+
+
+def check_ca_file(file: str, where: str) -> None:
+    """Of what a broker is trusted by, as `where` gives it: a connection would say that no broker answers. Raises
+    UserError."""
+    import ssl
+
+    try:
+        if not Path(file).is_file():  # nor a device, which may have no end
+            raise UserError(f"{where}: there is no file {file}")
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError:
+        raise UserError(f"{where}: {file} holds no certificates, PEM") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: {file!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None

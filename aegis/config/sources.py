@@ -27,6 +27,9 @@ SECRETS = frozenset({"admin_key", "api_key", "key", "url"})
 """Keys whose values are never quoted."""
 
 
+_FILES = (("server", "api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile"), ("mqtt", "ca_file"))
+"""Sections with keys that are paths."""
+
 _OPTION_OF = {path: name for name, path in OPTIONS.items()}
 _KEYS = frozenset(path for path, _ in leaves())
 
@@ -215,8 +218,9 @@ def _place(content: dict[str, Any], directory: Path, where: Callable[[Key], str]
         entries = content.get(section)
         for key, entry in entries.items() if isinstance(entries, dict) else ():
             place(entry, section, key, name)
-    for name in ("api_key_file", "admin_key_file", "ssl_certfile", "ssl_keyfile"):
-        place(content.get("server"), "server", name)
+    for section, *names in _FILES:
+        for name in names:
+            place(content.get(section), section, name)
     if isinstance(sources := content.get("sources"), list):
         content["sources"] = [
             _placed(x, directory, where(("sources",))) if isinstance(x, str) and x.startswith(("./", "../", "~")) else x

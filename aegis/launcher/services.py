@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from aegis.config.config import Config, Mqtt
-from aegis.config.mqtt_address import Address, parse
+from aegis.config.mqtt_address import Address, check_ca_file, parse
 from aegis.control.bus import Bus, open_bus
-from aegis.core.errors import UserError
 from aegis.metadata.store import Store, open_store
 from aegis.process.clock import MonotonicClock
 from aegis.process.scratch_directory import scratch
@@ -42,6 +40,6 @@ async def open_services(config: Config) -> AsyncIterator[Services]:
 def _broker(mqtt: Mqtt) -> Address | None:
     if mqtt.url is None:
         return None
-    if mqtt.ca_file and not Path(mqtt.ca_file).is_file():
-        raise UserError(f"mqtt.ca_file: there is no file {mqtt.ca_file}")
+    if mqtt.ca_file:
+        check_ca_file(mqtt.ca_file, "mqtt.ca_file")
     return parse(mqtt.url.get_secret_value(), ca_file=mqtt.ca_file)

@@ -57,6 +57,8 @@ def test_every_mistake_has_a_line_with_its_line_its_key_and_what_was_expected(tm
             "server:\n  ssl_certfile: aegis.yaml\n  ssl_keyfile: away",
             "line 3: --ssl-keyfile: there is no file {directory}/away",
         ),
+        ("mqtt:\n  url: mqtts://b\n  ca_file: away", "line 3: mqtt.ca_file: there is no file {directory}/away"),
+        ("mqtt: {url: mqtts://b, ca_file: aegis.yaml}", "line 1: mqtt.ca_file: {directory}/aegis.yaml holds no certif"),
     ],
 )
 def test_so_have_those_of_the_files_it_names(tmp_path: Path, text: str, complaint: str) -> None:

@@ -143,6 +143,10 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             (["models", "set", "llama"], "nothing to change; see aegis models set --help"),
             (["models", "set", "llama", "--slo", ""], "--slo: '' is no limit"),
             (["ctl", "--timeout", "0", "drain", "x"], "--timeout: should be above 0 and at most 3600, not 0"),
+            (
+                ["ctl", "--mqtt", "mqtts://127.0.0.1:1", "--mqtt-ca", "/dev/null", "drain", "x"],
+                "--mqtt-ca: there is no file /dev/null",
+            ),
             (["ctl", "--timeout", "nan", "drain", "x"], "--timeout: should be above 0 and at most 3600, not nan"),
             (["ctl", "--timeout", "3601", "add"], "--timeout: should be above 0 and at most 3600, not 3601"),
             (["memory", "trim", "m", "--timeout", "nan"], "--timeout: should be above 0 and at most 3600, not nan"),

@@ -320,6 +320,7 @@ def test_models_on_the_command_line_take_the_place_of_those_in_the_file(tmp_path
 def test_paths_in_a_file_start_there_and_hub_ids_stay(tmp_path: Path) -> None:
     config = load(written(tmp_path, "sources: [./here, ../there, /else, org/name]"), {})
     assert config.sources == (str(tmp_path / "here"), f"{tmp_path}/../there", "/else", "org/name")
+    assert load(written(tmp_path, "mqtt: {ca_file: ca.pem}"), {}).mqtt.ca_file == str(tmp_path / "ca.pem")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
