@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from aegis.launcher.role_shift import RoleShift
 from aegis.launcher.services import Services
 from aegis.metadata.loads import loads_of
 from aegis.models.cache import default_cache_dir
+from aegis.models.terms import Terms
 from aegis.node import instance_processes
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.control_commands import NodeControl
@@ -33,7 +34,7 @@ from aegis.node.instance_supervisor import InstanceSupervisor
 from aegis.node.market_machines import MarketMachines, open_local_machines
 from aegis.node.node import Node
 from aegis.node.queries import NodeQueries
-from aegis.node.registration import Register, register
+from aegis.node.registration import register
 from aegis.node.sizing import host_slabs_of, instances_of
 from aegis.process.clock import MonotonicClock
 from aegis.process.forked_processes import ForkServer
@@ -116,20 +117,8 @@ async def open_market(
             closing(Hub[FromInstance](wires.address(f"proxy-{_PROXY}"), FromInstance, wires.keys))
         )
         template = _template(config, budget, bus=services.bus.settings, address=link.address, wires=wires)
-        register_models = partial(
-            register, fork_server=fork_server, packs=config.device == "cpu", disk_bytes=config.memory.cache_size
-        )
-        node = _node(
-            config,
-            machines,
-            budget,
-            link,
-            clock,
-            services.bus,
-            cache_dir or default_cache_dir(),
-            register_models,
-            _build_nothing if config.ray.address else partial(instance_processes.build_before, fork_server),
-        )
+        terms = _terms(config, cache_dir or default_cache_dir())
+        node = _node(config, machines, budget, link, clock, services.bus, terms, fork_server)
         pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
         near = LocalNode(node, _PROXY, responses_ttl_s=config.redis.responses_ttl_s)
         core, late = core or template.session_core(), config.server.refuse_late
@@ -177,10 +166,10 @@ def _node(
     link: Hub[NodeMessage],
     clock: Clock,
     bus: Bus,
-    cache_dir: Path,
-    register: Register,
-    build_before: Callable[[ModelSpec], None],
+    terms: Terms,
+    fork_server: ForkServer,
 ) -> Node:
+    build_before = _build_nothing if config.ray.address else partial(instance_processes.build_before, fork_server)
     return Node(
         budget,
         machines.images,
@@ -190,20 +179,28 @@ def _node(
         clock,
         _history(config),
         policy=config.scheduling.policy,
-        dtype=_dtype(config),
-        engine=config.engine,
-        ranks=config.instances.tensor_parallel_size,
-        weights=config.weights,
-        cache_dir=cache_dir,
+        terms=terms,
         default_slo=slo_of(config),
         hardware=figures(config.device),
-        register=register,
+        register=partial(register, fork_server=fork_server),
         bus=bus,
         reuses=_reuses(config),
         fetching=machines.fetching,
         check_laws=config.memory.debug,
         peer_links=PeerLinks(PEERS_MAX) if config.instances.peer_loads else None,
         build_before=build_before,
+    )
+
+
+def _terms(config: Config, cache_dir: Path) -> Terms:
+    return Terms(
+        str(cache_dir),
+        _dtype(config),
+        config.engine,
+        config.instances.tensor_parallel_size,
+        packs=config.device == "cpu",
+        weights=config.weights,
+        disk_bytes=config.memory.cache_size,
     )
 
 

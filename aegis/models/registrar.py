@@ -20,10 +20,11 @@ from msgspec import Struct
 
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec, WeightsName
+from aegis.core.model import ModelSpec
 from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 
 LIBRARIES_BYTES = 64 << 30
 """Of address space, beside what the process has already, until a checkpoint is known: what is imported maps much of it
@@ -42,16 +43,9 @@ _TRACE_CHARACTERS = 8192
 
 class Job(Struct, frozen=True):
     source: Source
-    dtype: str
-    cache_dir: str
-    limit_bytes: int | None = None
+    terms: Terms
     renew: bool = False
-    engine: EngineName = "transformers"
-    ranks: int = 1
-    packs: bool = False
-    disk_bytes: int | None = None
     looks: bool = False
-    weights: WeightsName = "dense"
     base: ModelSpec | None = None  # of an adapter
 
 
@@ -116,19 +110,12 @@ def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Waits | R
     try:
         spec = register(
             job.source,
-            dtype=job.dtype,
-            cache_dir=Path(job.cache_dir),
-            limit_bytes=job.limit_bytes,
+            job.terms,
             check=check,
             report=lambda text, within_s: _write(out, Progress(model, text, within_s)),
             weigh=_limit_by_weights,
             renew=job.renew,
-            engine=job.engine,
-            ranks=job.ranks,
-            packs=job.packs,
-            disk_bytes=job.disk_bytes,
             looks=job.looks,
-            weights=job.weights,
             base=job.base,
         )
     except Exception as error:  # noqa: BLE001 - whatever a checkpoint did to a library, the next job is served
@@ -142,7 +129,7 @@ def _why(error: Exception, job: Job) -> str:
     if out_of_memory(error):
         return _exhausted()
     if isinstance(error, OSError):
-        return f"its weight image cannot be made in {job.cache_dir}: {error.strerror or error}"
+        return f"its weight image cannot be made in {job.terms.cache_dir}: {error.strerror or error}"
     sys.stderr.write(traceback.format_exc()[-_TRACE_CHARACTERS:])
     return f"{type(error).__name__} while it was registered: {one_line(error)}"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +30,7 @@ from aegis.models.place import FETCH_S, LOCK_S, Looked, Place, Report
 from aegis.models.pooling_files import longest_text, pools
 from aegis.models.quantised.configuration import comes_quantised, scheme_of, without_scheme
 from aegis.models.sources import Source, fetch
+from aegis.models.terms import Terms
 from aegis.models.text.detokenizer import read_detokenizer, write_detokenizer
 from aegis.models.text.text_model import TextModel
 
@@ -76,71 +76,44 @@ BYTES_PER_S = 16 << 20
 TEMPLATE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """How an image is laid out: `packs` as this processor multiplies its weights, which are quantised unless `weights`
-    are dense."""
-
-    engine: EngineName
-    ranks: int
-    packs: bool
-    weights: WeightsName
-
-
 def register(
     source: Source,
+    terms: Terms,
     *,
-    dtype: str,
-    cache_dir: Path,
-    limit_bytes: int | None = None,
     check: Check | None = None,
     report: Report = lambda _text, _within_s: None,
     weigh: Callable[[int], None] = lambda _nbytes: None,
     renew: bool = False,
-    engine: EngineName = "transformers",
-    ranks: int = 1,
-    packs: bool = False,
-    disk_bytes: int | None = None,
     looks: bool = False,
-    weights: WeightsName = "dense",
     base: ModelSpec | None = None,
 ) -> ModelSpec | None:
-    """`dtype`, `engine` and `weights` hold unless the source has its own; `ranks` share each model out. A checkpoint
-    that cannot be made to fit in `limit_bytes` of each rank is not even loaded. `weigh` is told the bytes of its
-    weights before anything of it but its configuration is read, and after everything is imported. With `renew` an image
-    that is there already is made again. If it `packs`, images are for this processor. The cache on disk is kept within
-    `disk_bytes`. If it only `looks`, None is returned where there is no image yet. With a `base` the source
-    is an adapter of it. Raises ModelRefused: one line that
-    names the checkpoint and why."""
+    """`weigh` is told the bytes of the checkpoint's weights before anything of it but its configuration is read, and
+    after everything is imported. With `renew` an image that is there already is made again. If it only `looks`, None is
+    returned where there is no image yet. With a `base` the source is an adapter of it. Raises ModelRefused: one line
+    that names the checkpoint and why."""
     if base is not None:
         from aegis.models.adapters.image import register_adapter
 
-        return register_adapter(source, base, cache_dir=cache_dir, report=report, renew=renew, disk_bytes=disk_bytes)
+        return register_adapter(source, base, terms, report=report, renew=renew)
     try:
         report("finding the checkpoint", STAGE_S)
-        place = _place_of(source, cache_dir, report)
+        place = _place_of(source, Path(terms.cache_dir), report)
         looked = place.look()
-        dtype, engine = source.dtype or dtype, source.engine or engine
-        weights = source.weights or weights
-        if pools(looked.checkpoint):
-            engine, weights = _engine_that_pools(ranks), "dense"
-        _refuse_too_large(looked.weights_bytes, weights, limit_bytes and limit_bytes * ranks)
-        _refuse_without(engine, ranks, looked.checkpoint)
-        _refuse_quantised(weights, engine, ranks)
-        quantised = weights != "dense" or looked.checkpoint.comes_quantised
-        packable = quantised or _may_be_bfloat16(looked.checkpoint, dtype)
-        form = _Form(engine, ranks, packs and ranks == 1 and packable, weights)
-        image = _image(looked, dtype, form, cache_dir)
+        terms = _own_terms(source, looked.checkpoint, terms)
+        _refuse_too_large(looked.weights_bytes, terms)
+        _refuse_without(terms, looked.checkpoint)
+        _refuse_quantised(terms)
+        image = _image(looked, terms)
         renew = renew or (image is not None and not TextModel.is_whole(image))
         if renew or image is None:
             if looks:
                 return None
-            disk, nbytes = DiskCache(cache_dir, disk_bytes), _image_bytes(looked) + looked.missing_bytes
-            with disk.room(nbytes, place.entry), _held(place.entry):
-                spec = _register(source, place.fetch(), dtype, form, cache_dir, check, report, weigh, renew)
+            disk = DiskCache(Path(terms.cache_dir), terms.disk_bytes)
+            with disk.room(_image_bytes(looked) + looked.missing_bytes, place.entry), _held(place.entry):
+                spec = _register(source, place.fetch(), terms, check, report, weigh, renew)
             disk.trim([Path(spec.directory)])
             return spec
-        return _register(source, looked, dtype, form, cache_dir, check, report, weigh, renew)
+        return _register(source, looked, terms, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
 
@@ -156,10 +129,22 @@ def _held(entry: Path | None) -> Iterator[None]:
             hold.release()
 
 
-def _refuse_too_large(stored: int, weights: WeightsName, limit_bytes: int | None) -> None:
+def _own_terms(source: Source, checkpoint: Checkpoint, terms: Terms) -> Terms:
+    """The terms that hold for this source."""
+    dtype, engine = source.dtype or terms.dtype, source.engine or terms.engine
+    weights = source.weights or terms.weights
+    if pools(checkpoint):
+        engine, weights = _engine_that_pools(terms.ranks), "dense"
+    packable = weights != "dense" or checkpoint.comes_quantised or _may_be_bfloat16(checkpoint, dtype)
+    packs = terms.packs and terms.ranks == 1 and packable
+    return replace(terms, dtype=dtype, engine=engine, weights=weights, packs=packs)
+
+
+def _refuse_too_large(stored: int, terms: Terms) -> None:
     """Refuses only sure cases: stored in half the bytes, or with tied weights stored twice, the model might still fit;
     so might it where numbers of 32 bits become integers of 8 or 4."""
-    times = {"dense": 2, "int8": 4}.get(weights, 8)
+    times = {"dense": 2, "int8": 4}.get(terms.weights, 8)
+    limit_bytes = terms.limit_bytes and terms.limit_bytes * terms.ranks
     if limit_bytes is not None and stored > times * limit_bytes:
         raise ModelRefused(
             f"its weights are {stored / (1 << 20):.0f} MiB, a device holds {limit_bytes / (1 << 20):.0f} MiB; "
@@ -186,75 +171,77 @@ def _engine_that_pools(ranks: int) -> EngineName:
     return "transformers"
 
 
-def _refuse_without(engine: EngineName, ranks: int, checkpoint: Checkpoint) -> None:
-    if engine == "vllm" and checkpoint.gguf:
+def _refuse_without(terms: Terms, checkpoint: Checkpoint) -> None:
+    if terms.engine != "vllm":
+        return
+    if checkpoint.gguf:
         raise ModelRefused("the vLLM engine does not run GGUF files; the transformers engine does")
-    if engine == "vllm" and (method := checkpoint.quantised_by):
+    if method := checkpoint.quantised_by:
         raise ModelRefused(
             f"vLLM has {method} weights in memory of its own once loaded, which no switch could fill: use the "
             "transformers engine for it, or a checkpoint that is not quantised"
         )
-    if engine == "vllm" and ranks > 1:
+    if terms.ranks > 1:
         raise ModelRefused(
             "the vLLM engine cannot share a model out among ranks yet: leave out --tensor-parallel-size, or use the "
             "transformers engine for it"
         )
-    if engine == "vllm" and (reason := version.refusal()):
+    if reason := version.refusal():
         raise ModelRefused(reason)
 
 
-def _refuse_quantised(weights: WeightsName, engine: EngineName, ranks: int) -> None:
-    if weights != "dense" and engine != "transformers":
+def _refuse_quantised(terms: Terms) -> None:
+    if terms.weights == "dense":
+        return
+    if terms.engine != "transformers":
         raise ModelRefused(
-            f"the {engine} engine runs no weights that were made {weights} here: leave out --weights, or use the "
-            "transformers engine for it"
+            f"the {terms.engine} engine runs no weights that were made {terms.weights} here: leave out --weights, or "
+            "use the transformers engine for it"
         )
-    if weights != "dense" and ranks > 1:
+    if terms.ranks > 1:
         raise ModelRefused(
-            f"weights that were made {weights} cannot be shared out among ranks yet: leave out --weights, or "
+            f"weights that were made {terms.weights} cannot be shared out among ranks yet: leave out --weights, or "
             "--tensor-parallel-size"
         )
 
 
-def _image(looked: Looked, dtype: str, form: _Form, cache_dir: Path) -> Path | None:
+def _image(looked: Looked, terms: Terms) -> Path | None:
     """The directory of its image, if there is one."""
     if looked.fetched and not looked.digests:
         return None  # nobody knows yet what its weights are
-    name = _image_name(looked, dtype, form)
-    directory = cache_dir / "images" / name
+    name, directory = _image_place(looked, terms)
     return directory if read_manifest(directory, name) else None
 
 
-def _image_name(looked: Looked, dtype: str, form: _Form) -> str:
-    return fingerprint(
+def _image_place(looked: Looked, terms: Terms) -> tuple[str, Path]:
+    """Its name, and its directory."""
+    name = fingerprint(
         looked.checkpoint,
-        dtype,
-        form.engine,
-        form.ranks,
-        packs=form.packs,
-        weights=form.weights,
+        terms.dtype,
+        terms.engine,
+        terms.ranks,
+        packs=terms.packs,
+        weights=terms.weights,
         digests=looked.digests,
     )
+    return name, Path(terms.cache_dir) / "images" / name
 
 
 def _register(
     source: Source,
     looked: Looked,
-    dtype: str,
-    form: _Form,
-    cache_dir: Path,
+    terms: Terms,
     check: Check | None,
     report: Report,
     weigh: Callable[[int], None],
     renew: bool,
 ) -> ModelSpec:
-    name = _image_name(looked, dtype, form)
-    directory = cache_dir / "images" / name
+    name, directory = _image_place(looked, terms)
     report("finding the image", LOCK_S)  # another process may be making it
     with locked(directory):
         manifest = None if renew else read_manifest(directory, name)
         if manifest is None:
-            manifest = _convert(source, looked.checkpoint, dtype, form, directory, check, report, weigh)
+            manifest = _convert(source, looked.checkpoint, terms, directory, check, report, weigh)
         elif (directory / TOKENIZER).is_file() and read_detokenizer(directory) is None:
             report("reading the tokenizer", STAGE_S)  # of an image that an earlier version made
             write_detokenizer(directory)
@@ -265,8 +252,7 @@ def _register(
 def _convert(
     source: Source,
     checkpoint: Checkpoint,
-    dtype: str,
-    form: _Form,
+    terms: Terms,
     directory: Path,
     check: Check | None,
     report: Report,
@@ -277,7 +263,7 @@ def _convert(
     from aegis.models.loading import load, refuse_by_configuration
     from aegis.models.text.tokenizer_files import write_tokenizer
 
-    if form.engine == "vllm":
+    if terms.engine == "vllm":
         import aegis.models.vllm_weight_image  # noqa: F401 - whose libraries are not the checkpoint's doing
 
     nbytes = checkpoint.loaded_bytes
@@ -298,12 +284,12 @@ def _convert(
             report("trying the chat template", TEMPLATE_S)
             try_chat_template(text)
         report("loading the weights", within_s)
-        loaded = load(checkpoint, dtype, pooling, keeps=form.ranks == 1 and pooling is None)
+        loaded = load(checkpoint, terms.dtype, pooling, keeps=terms.ranks == 1 and pooling is None)
         model = loaded.model
-        write = _writer(form, loaded, checkpoint, pooling)
-        if form.weights != "dense":
-            report(f"making its weights {form.weights}", within_s)
-            write, told = _quantising(write, loaded, form.weights, text)
+        write = _writer(terms, loaded, checkpoint, pooling)
+        if terms.weights != "dense":
+            report(f"making its weights {terms.weights}", within_s)
+            write, told = _quantising(write, loaded, terms.weights, text)
             report(told, within_s)
         report("writing the weight image", within_s)
         manifest = write(directory.name, checkpoint.directory, draft)
@@ -327,7 +313,7 @@ def _quantising(
     return partial(write, integers=layers.integers, quantised=layers.told, came=loaded.came), layers.told.told
 
 
-def _writer(form: _Form, loaded: Loaded, checkpoint: Checkpoint, pooling: Pooling | None) -> Callable[..., Manifest]:
+def _writer(terms: Terms, loaded: Loaded, checkpoint: Checkpoint, pooling: Pooling | None) -> Callable[..., Manifest]:
     """The writer of the image that its engine binds: it gets the fingerprint, the checkpoint and the directory."""
     model = loaded.model
     if pooling is not None:
@@ -335,15 +321,15 @@ def _writer(form: _Form, loaded: Loaded, checkpoint: Checkpoint, pooling: Poolin
         from aegis.models.weight_image import Pooled, write_pooled_image
 
         pooled = Pooled(pooling, longest_text(checkpoint, positions(model)))
-        return partial(write_pooled_image, model, pooled, packs=form.packs, came=loaded.note)
-    if form.engine == "vllm":
+        return partial(write_pooled_image, model, pooled, packs=terms.packs, came=loaded.note)
+    if terms.engine == "vllm":
         from aegis.models.vllm_weight_image import write_vllm_image
 
         return partial(write_vllm_image, model)
     from aegis.models.kv_probe import probe
     from aegis.models.weight_image import write_image
 
-    write = partial(write_image, model, probe(model), ranks=form.ranks, packs=form.packs)
+    write = partial(write_image, model, probe(model), ranks=terms.ranks, packs=terms.packs)
     return partial(write, integers=loaded.integers, came=loaded.note)
 
 

@@ -21,10 +21,11 @@ from aegis.core.errors import ModelRefused, UserError
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import AddModel, DropModel, SetSlo, UnloadModel
-from aegis.core.model import EngineName, ModelChange, ModelSpec, Slo, WeightsName
+from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.disk_cache import Hold
 from aegis.models.lazy_models import LazyModels
 from aegis.models.sources import Source, adapter_terms, check_name, read_sources
+from aegis.models.terms import Terms
 from aegis.node.catalogue.adapters import adapters_of, lost_base, refuse_while_adapters, weighed
 from aegis.node.catalogue.image_renewals import ImageRenewals
 from aegis.node.catalogue.image_text import read_text
@@ -77,12 +78,8 @@ class Catalogue:
         budget: Budget,
         images: ImageCaches,
         register: Register,
+        terms: Terms,
         *,
-        dtype: str,
-        engine: EngineName,
-        ranks: int = 1,
-        weights: WeightsName = "dense",
-        cache_dir: Path,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
     ) -> None:
@@ -92,16 +89,8 @@ class Catalogue:
         self._default_slo = default_slo
         self._hardware = hardware
         self._models: dict[ModelId, CatalogueModel] = {}
-        self._specs = SpecMaker(
-            register,
-            self._models,
-            dtype=dtype,
-            engine=engine,
-            ranks=ranks,
-            weights=weights,
-            cache_dir=cache_dir,
-            limit_bytes=budget.pages * budget.page_bytes,
-        )
+        terms = replace(terms, limit_bytes=budget.pages * budget.page_bytes)
+        self._specs = SpecMaker(register, self._models, terms)
         self._leaving: dict[ModelId, _Leaving] = {}
         self._unloading = AwaitedAnswers[ModelId]()
         self._coming: dict[ModelId, RegisteringModel] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import aegis
 from aegis.control.bus import Bus
@@ -38,9 +37,10 @@ from aegis.core.messages import (
     Telemetry,
     ToInstance,
 )
-from aegis.core.model import EngineName, ModelSpec, Slo, WeightsName
+from aegis.core.model import ModelSpec, Slo
 from aegis.core.request import Job, KeptPrefix
 from aegis.models.prefix_reuse import may_reuse
+from aegis.models.terms import Terms
 from aegis.node.devices import Devices
 from aegis.node.image_caches import ImageCaches
 from aegis.node.instance_supervisor import InstanceSupervisor
@@ -103,11 +103,7 @@ class Node:
         history: History,
         *,
         policy: str,
-        dtype: str,
-        engine: EngineName = "transformers",
-        ranks: int = 1,
-        weights: WeightsName = "dense",
-        cache_dir: Path,
+        terms: Terms,
         default_slo: Slo,
         hardware: Hardware = _HARDWARE,
         register: Register,
@@ -138,21 +134,9 @@ class Node:
         self.metrics.registry.register(DeviceMemoryMetrics(devices.arbiters, devices.page_bytes))
         self.metrics.registry.register(ModelCacheMetrics(images.counters, images.accounts))
         self.metrics.registry.register(PrefixMetrics(self.host))
-        build = {"version": aegis.__version__, "policy": policy, "engine": engine}
+        build = {"version": aegis.__version__, "policy": policy, "engine": terms.engine}
         self.metrics.registry.register(ServerStateMetrics(self.state, build))
-        self.catalogue = Catalogue(
-            self,
-            budget,
-            images,
-            register,
-            dtype=dtype,
-            engine=engine,
-            ranks=ranks,
-            weights=weights,
-            cache_dir=cache_dir,
-            default_slo=default_slo,
-            hardware=hardware,
-        )
+        self.catalogue = Catalogue(self, budget, images, register, terms, default_slo=default_slo, hardware=hardware)
         self.up: set[InstanceId] = set()
         self.draining = False
         self._announced_unserved = False  # as the proxies were told

@@ -8,17 +8,17 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import msgspec
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec, WeightsName
+from aegis.core.model import ModelSpec
 from aegis.models.failures import one_line, refused
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered, Waits
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from aegis.process.forked_processes import ForkedProcess, ForkServer
 
 START_S = 180.0
@@ -111,36 +111,24 @@ class Register(Protocol):
     def __call__(
         self,
         sources: Sequence[Source],
+        terms: Terms,
         *,
-        dtype: str,
-        cache_dir: Path,
-        limit_bytes: int,
         report: Report = ...,
         unwanted: RegistrationCancelled | None = ...,
         renew: bool = False,
-        engine: EngineName = ...,
-        ranks: int = ...,
         wanted: bool = ...,
-        weights: WeightsName = ...,
         base: ModelSpec | None = ...,
     ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]: ...
 
 
 async def register(
     sources: Sequence[Source],
+    terms: Terms,
     *,
-    dtype: str,
-    cache_dir: Path,
-    limit_bytes: int,
     report: Report = lambda _model, _text: None,
     unwanted: RegistrationCancelled | None = None,
     renew: bool = False,
-    engine: EngineName = "transformers",
-    ranks: int = 1,
-    packs: bool = False,
-    disk_bytes: int | None = None,
     wanted: bool = True,
-    weights: WeightsName = "dense",
     base: ModelSpec | None = None,
     fork_server: ForkServer,
     start_s: float = START_S,
@@ -148,19 +136,15 @@ async def register(
 ) -> AsyncIterator[tuple[Source, ModelSpec | ModelRefused | None]]:
     """Yields what became of each source, in order but for those that became `unwanted`. A registrar that dies, does not
     get further in the time it said, or cannot be started, refuses the source it was at. With `renew` images that are
-    there already are made again. If it `packs`, images are for this machine's processor. If it is not `wanted`, None
-    becomes of a lazy source that has no image yet. The cache on disk is kept within `disk_bytes`. With a `base`, the
-    sources are adapters of it. Registrars are forked by `fork_server`."""
+    there already are made again. If it is not `wanted`, None becomes of a lazy source that has no image yet. With a
+    `base`, the sources are adapters of it. Registrars are forked by `fork_server`."""
     unwanted = unwanted or RegistrationCancelled()
     waiting = list(sources)
     while waiting:
         for source in [source for source in waiting if source.model in unwanted]:
             waiting.remove(source)
             yield source, was_unloaded(source.model)
-        shared = (dtype, str(cache_dir), limit_bytes, renew, engine, ranks, packs, disk_bytes)
-        jobs = [
-            Job(source, *shared, looks=source.lazy and not wanted, weights=weights, base=base) for source in waiting
-        ]
+        jobs = [Job(source, terms, renew, source.lazy and not wanted, base) for source in waiting]
         doing, known = "starting", unwanted.count
         try:
             async for answer in _run(jobs, unwanted, start_s, fork_server, module):

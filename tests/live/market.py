@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, ModelSpec
 from aegis.models.sources import read_sources
+from aegis.models.terms import Terms
 from aegis.node import instance_processes
 from aegis.node.registration import register
 from tests import checkpoints
@@ -92,15 +93,8 @@ def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[Mo
     async def outcomes() -> list[ModelSpec | ModelRefused]:
         sources = read_sources([str(directory)])
         with closing(instance_processes.fork_server(1, ENGINE)) as server:
-            outcomes = register(
-                sources,
-                dtype="float32",
-                cache_dir=cache,
-                limit_bytes=1 << 30,
-                engine=ENGINE,
-                ranks=RANKS,
-                fork_server=server,
-            )
+            terms = Terms(str(cache), "float32", ENGINE, RANKS, limit_bytes=1 << 30)
+            outcomes = register(sources, terms, fork_server=server)
             return [outcome async for _, outcome in outcomes]
 
     ended = asyncio.run(outcomes())

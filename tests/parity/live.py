@@ -24,6 +24,7 @@ from aegis.instance.process import Instance
 from aegis.launcher.live_market import LocalNode
 from aegis.launcher.placing import Placing
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from aegis.node.devices import Devices
 from aegis.node.node import Node
 from aegis.policies import Site
@@ -166,8 +167,7 @@ class LiveRun:
             self._conductor,
             History(spans=0, records=0, decisions=0, token_times=False),
             policy=self._pool.recipe.name,
-            dtype="bfloat16",
-            cache_dir=Path(),
+            terms=Terms("", "bfloat16"),
             default_slo=Slo(),
             register=self._register,
             reuses=self._pool.reuses,

@@ -26,6 +26,7 @@ from aegis.models.disk_cache import DiskCache, Hold, use
 from aegis.models.failures import one_line, refused
 from aegis.models.place import FETCH_S, LOCK_S, Report
 from aegis.models.sources import Source, fetch
+from aegis.models.terms import Terms
 from aegis.models.text.text_model import TextModel
 
 if TYPE_CHECKING:
@@ -49,14 +50,12 @@ Pairs = dict[str, dict[str, "torch.Tensor"]]
 """`A` and `B` of each layer that is changed, by its path."""
 
 
-def register_adapter(
-    source: Source, base: ModelSpec, *, cache_dir: Path, report: Report, renew: bool, disk_bytes: int | None
-) -> ModelSpec:
+def register_adapter(source: Source, base: ModelSpec, terms: Terms, *, report: Report, renew: bool) -> ModelSpec:
     """The adapter to be run with `base`. Raises ModelRefused: one line that names its directory and why."""
     try:
         refuse_base(base)
         with _held(base):
-            return _registered(source, base, cache_dir, report, renew=renew, disk_bytes=disk_bytes)
+            return _registered(source, base, terms, report, renew=renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
 
@@ -71,9 +70,7 @@ def _held(base: ModelSpec) -> Iterator[None]:
         hold.release()
 
 
-def _registered(
-    source: Source, base: ModelSpec, cache_dir: Path, report: Report, *, renew: bool, disk_bytes: int | None
-) -> ModelSpec:
+def _registered(source: Source, base: ModelSpec, terms: Terms, report: Report, *, renew: bool) -> ModelSpec:
     report("finding the adapter", _STAGE_S)
     found = fetch(source, lambda text: report(text, FETCH_S))
     if not found.is_dir():
@@ -81,7 +78,7 @@ def _registered(
     refuse_odd_files(found)
     configuration = read_configuration(found)
     _refuse_without_weights(found)
-    name = _fingerprint(found, base)
+    name, cache_dir = _fingerprint(found, base), Path(terms.cache_dir)
     directory = cache_dir / "images" / name
     report("finding the image", LOCK_S)
     with locked(directory):
@@ -89,7 +86,7 @@ def _registered(
         if manifest and not TextModel.is_whole(directory):
             manifest = None
         if manifest is None:
-            disk = DiskCache(cache_dir, disk_bytes)
+            disk = DiskCache(cache_dir, terms.disk_bytes)
             with disk.room((found / WEIGHTS).stat().st_size, None):
                 manifest = _convert(found, configuration, base, directory, report)
             disk.trim([directory])

@@ -4,13 +4,13 @@ for the base that is served."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
-from aegis.core.model import EngineName, ModelSpec, WeightsName
+from aegis.core.model import ModelSpec
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from aegis.node.catalogue.adapters import find_base
 from aegis.node.catalogue.model import CatalogueModel
 from aegis.node.registration import Register, RegistrationCancelled, Report
@@ -19,38 +19,13 @@ Outcome = tuple[Source, ModelSpec | ModelRefused | None]
 """None of a lazy source whose image is still to be made."""
 
 
-class _Options(NamedTuple):
-    """Of a registration."""
-
-    report: Report
-    unwanted: RegistrationCancelled | None
-    renew: bool
-    wanted: bool
-
-
 class SpecMaker:
     """Makes them, whatever becomes of them; `models` are those that are served."""
 
-    def __init__(
-        self,
-        register: Register,
-        models: Mapping[ModelId, CatalogueModel],
-        *,
-        dtype: str,
-        engine: EngineName,
-        ranks: int,
-        weights: WeightsName,
-        cache_dir: Path,
-        limit_bytes: int,
-    ) -> None:
-        self._registering = register
+    def __init__(self, register: Register, models: Mapping[ModelId, CatalogueModel], terms: Terms) -> None:
+        self._register = register
         self._models = models
-        self._dtype = dtype
-        self._engine: EngineName = engine
-        self._ranks = ranks
-        self._weights: WeightsName = weights
-        self._cache_dir = cache_dir
-        self._limit_bytes = limit_bytes
+        self._terms = terms
 
     async def make(
         self,
@@ -63,9 +38,11 @@ class SpecMaker:
     ) -> AsyncIterator[Outcome]:
         """Adapters last, each once its base is there, or is known not to come."""
         alone = [source for source in sources if not source.adapter]
-        options = _Options(report, unwanted, renew, wanted)
+        register = partial(
+            self._register, terms=self._terms, report=report, unwanted=unwanted, renew=renew, wanted=wanted
+        )
         if alone:
-            async for outcome in self._made(alone, options):
+            async for outcome in register(alone):
                 yield outcome
         by_base: dict[ModelId, list[Source]] = {}
         for source in [source for source in sources if source.adapter]:
@@ -76,26 +53,8 @@ class SpecMaker:
                 by_base.setdefault(base.model, []).append(source)
         for name, adapters in by_base.items():
             if served := self._models.get(name):
-                async for outcome in self._made(adapters, options, served.spec):
+                async for outcome in register(adapters, base=served.spec):
                     yield outcome
             else:
                 for source in adapters:
                     yield source, ModelRefused(f"{source.root}: its base '{name}' was removed")
-
-    def _made(
-        self, sources: Sequence[Source], options: _Options, base: ModelSpec | None = None
-    ) -> AsyncIterator[Outcome]:
-        return self._registering(
-            sources,
-            dtype=self._dtype,
-            engine=self._engine,
-            ranks=self._ranks,
-            weights=self._weights,
-            cache_dir=self._cache_dir,
-            limit_bytes=self._limit_bytes,
-            report=options.report,
-            unwanted=options.unwanted,
-            renew=options.renew,
-            wanted=options.wanted,
-            base=base,
-        )

@@ -13,9 +13,9 @@ from aegis.core.model import ModelSpec, WeightsName
 from aegis.core.request import Sampling
 from aegis.engine.protocol import Sampled, StepRow
 from aegis.engine.transformers_engine import TransformersEngine
-from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import adapters, checkpoints
+from tests.registering import register
 from tests.unit.engine.images import Arena
 
 GREEDY = Sampling(max_tokens=1 << 20, temperature=0.0)

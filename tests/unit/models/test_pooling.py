@@ -22,11 +22,11 @@ from aegis.core.request import Sampling
 from aegis.engine.engines import Engines, backend_of, engine_class
 from aegis.engine.protocol import KvRegion, StepRow
 from aegis.models import pooled_check
-from aegis.models.registry import register
 from aegis.models.sources import Source
 from aegis.models.text.text_model import TextModel
 from tests import checkpoints, embedders
 from tests.long_forms import first_of
+from tests.registering import register
 
 TEXTS = ("the cat sat on the mat", "a hat", "rain fell into seas of blue while they ran again over green hills", "then")
 PAIRS = tuple(("green hills", text) for text in TEXTS)

@@ -13,11 +13,11 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, WeightsName
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import quantising, registry
-from aegis.models.registry import register
 from aegis.models.self_check import check
 from aegis.models.sources import Source
 from tests import checkpoints
 from tests.long_forms import first_of
+from tests.registering import register
 
 
 def registered(
@@ -101,7 +101,7 @@ def test_a_checkpoint_without_linear_layers_is_refused(tmp_path: Path) -> None:
 
 
 def test_engines_and_ranks_that_cannot_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_refuse_without", lambda _engine, _ranks, _checkpoint: None)
+    monkeypatch.setattr(registry, "_refuse_without", lambda _terms, _checkpoint: None)
     source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")))
     with pytest.raises(ModelRefused, match="the vllm engine runs no weights that were made int8 here"):
         register(source, dtype="auto", cache_dir=tmp_path, engine="vllm", weights="int8")

@@ -12,6 +12,7 @@ import pytest
 from aegis.core.ids import ModelId
 from aegis.models.registrar import Answer, Job, Progress, Refused, Registered
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from tests import checkpoints
 
 
@@ -33,9 +34,9 @@ def test_jobs_are_answered_in_order_and_a_refusal_harms_no_other(tmp_path: Path)
     good = checkpoints.write(tmp_path / "good", "llama", tokenizer=True)
     cache = str(tmp_path / "cache")
     jobs = [
-        Job(Source(ModelId("bad"), path=str(tmp_path / "nowhere")), "auto", cache),
-        Job(Source(ModelId("good"), path=str(good)), "auto", cache),
-        Job(Source(ModelId("again"), path=str(good)), "auto", cache),
+        Job(Source(ModelId("bad"), path=str(tmp_path / "nowhere")), Terms(cache, "auto")),
+        Job(Source(ModelId("good"), path=str(good)), Terms(cache, "auto")),
+        Job(Source(ModelId("again"), path=str(good)), Terms(cache, "auto")),
     ]
     answers = ran(jobs)
     final = finals(answers)
@@ -48,7 +49,7 @@ def test_jobs_are_answered_in_order_and_a_refusal_harms_no_other(tmp_path: Path)
 
 
 def test_it_ends_without_a_word_when_nobody_reads_its_answers_any_more(tmp_path: Path) -> None:
-    job = Job(Source(ModelId("bad"), path=str(tmp_path / "nowhere")), "auto", str(tmp_path / "cache"))
+    job = Job(Source(ModelId("bad"), path=str(tmp_path / "nowhere")), Terms(str(tmp_path / "cache"), "auto"))
     command = [sys.executable, "-m", "aegis.models.registrar"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as registrar:
         assert registrar.stdin and registrar.stdout and registrar.stderr
@@ -69,7 +70,8 @@ def test_a_checkpoint_that_takes_all_memory_is_refused_and_the_next_is_registere
     config = json.loads((in_torch / "config.json").read_text())
     (in_torch / "config.json").write_text(json.dumps(config | {"vocab_size": 10**5, "hidden_size": 25_600}))
     jobs = [
-        Job(Source(ModelId(at.name), path=str(at)), "auto", str(tmp_path / "c")) for at in (in_python, in_torch, good)
+        Job(Source(ModelId(at.name), path=str(at)), Terms(str(tmp_path / "c"), "auto"))
+        for at in (in_python, in_torch, good)
     ]
     python, torch, last = finals(ran(jobs))
     assert python == Refused(ModelId("python"), f"{in_python}: its chat template cannot be rendered (MemoryError)")

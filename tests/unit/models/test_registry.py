@@ -16,9 +16,9 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec, Slo, WeightsName
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
-from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import adapters, checkpoints
+from tests.registering import register
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from aegis.engine.packed_linear import packs as can_pack
 from aegis.engine.protocol import Sampled, StepRow
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import weight_image
-from aegis.models.registry import register
 from aegis.models.self_check import MakeEngine, check
 from aegis.models.sources import Source
 from tests import checkpoints
+from tests.registering import register
 
 Rows = Sequence[StepRow]
 

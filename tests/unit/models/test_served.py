@@ -23,12 +23,12 @@ from aegis.core.model import EngineName, ModelSpec
 from aegis.engine.vllm import version
 from aegis.models import self_check
 from aegis.models.gguf.architectures import ARCHITECTURES as GGUF
-from aegis.models.registry import register
 from aegis.models.served import ADAPTER, ARCHITECTURES, FORMS, Architecture, Form, Outcome
 from aegis.models.sources import Source
 from tests import checkpoints, embedders, quantised_checkpoints
 from tests.live import zoo
 from tests.long_forms import first_of
+from tests.registering import register
 from tests.unit.models.quantised.test_refused import NF4, looked_up
 
 with_vllm = pytest.mark.skipif(version.refusal() is not None, reason="vLLM is not installed")

@@ -11,10 +11,10 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.engine.parallel.group import ThreadGroup
 from aegis.engine.transformers_engine import TransformersEngine
-from aegis.models.registry import register
 from aegis.models.self_check import check
 from aegis.models.sources import Source
 from tests import checkpoints
+from tests.registering import register
 
 
 def shared_out(tmp_path: Path, model_type: str, ranks: int, dtype: str = "float32", **changes: object) -> ModelSpec:

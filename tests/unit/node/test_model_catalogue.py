@@ -19,6 +19,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import DropModel
 from aegis.core.model import ModelChange, ModelSpec, Slo
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from aegis.models.text.text_model import TextModel
 from aegis.node.catalogue import image_renewals
 from aegis.node.catalogue.model import CatalogueModel
@@ -45,9 +46,7 @@ def _catalogue(*, host_slabs: int, context_tokens: int) -> Catalogue:
         budget,
         images,
         partial(register, fork_server=cast(Any, None)),
-        dtype="float32",
-        engine="transformers",
-        cache_dir=Path(),
+        Terms("", "float32"),
         default_slo=Slo(),
     )
     sizes = spec.manifest.image_bytes, spec.manifest.kv
@@ -203,9 +202,7 @@ def while_adding(
             Budget(pages=100, page_bytes=PAGE, slab_bytes=PAGE, host_slabs=10, instances=2),
             images,
             cast(Any, registrar),
-            dtype="float32",
-            engine="transformers",
-            cache_dir=Path(),
+            Terms("", "float32"),
             default_slo=Slo(),
         )
         images.wire = cast(Any, _Forgetting(catalogue))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
@@ -22,6 +21,7 @@ from aegis.core.messages import (
 )
 from aegis.core.model import ModelSpec, Slo
 from aegis.core.role import Role
+from aegis.models.terms import Terms
 from aegis.node.devices import Devices
 from aegis.node.node import Node
 from aegis.node.registration import register
@@ -88,8 +88,7 @@ class Stand:
             clock,
             History(spans=0, records=0, decisions=0, token_times=False),
             policy="aegaeon",
-            dtype="float32",
-            cache_dir=Path(),
+            terms=Terms("", "float32"),
             default_slo=Slo(),
             register=partial(register, fork_server=cast(Any, None)),  # no model is added
             check_laws=True,

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.sources import Source
+from aegis.models.terms import Terms
 from aegis.node.registration import RegistrationCancelled, register
 from aegis.process.forked_processes import ForkedProcess, ForkServer
 
@@ -65,9 +65,7 @@ def registered(
     async def main() -> Became:
         outcomes = register(
             [Source(ModelId(model), path=f"/{model}") for model in models],
-            dtype="auto",
-            cache_dir=Path("/nowhere"),
-            limit_bytes=1,
+            Terms("/nowhere", "auto", limit_bytes=1),
             report=report,
             unwanted=unwanted,
             start_s=start_s,
@@ -187,9 +185,7 @@ def test_what_became_unwanted_while_another_waits_is_taken_out(fork_server: Fork
         asked = [Source(ModelId(model), path="/x") for model in models]
         outcomes = register(
             asked,
-            dtype="auto",
-            cache_dir=Path("/nowhere"),
-            limit_bytes=1,
+            Terms("/nowhere", "auto", limit_bytes=1),
             report=lambda model, _: unwanted.add(ModelId("takes long")) if model == "a" else None,
             unwanted=unwanted,
             fork_server=fork_server,

@@ -9,9 +9,9 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.engine.vllm import version as vllm_version
 from aegis.engine.vllm.version import PINNED, refusal
-from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import checkpoints
+from tests.registering import register
 
 
 def _install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

@@ -18,10 +18,10 @@ from aegis.device.image_directory import TOKENIZER
 from aegis.models.adapters import image
 from aegis.models.adapters.configuration import base_of, is_adapter
 from aegis.models.disk_cache import evict
-from aegis.models.registry import register
 from aegis.models.sources import Source, read_sources
 from aegis.models.text.text_model import TextModel
 from tests import adapters, checkpoints
+from tests.registering import register
 
 Edit = Callable[[Path], None]
 

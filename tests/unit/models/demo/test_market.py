@@ -11,9 +11,9 @@ from aegis.models.demo.passages import PASSAGES
 from aegis.models.demo.recipes import RECIPES
 from aegis.models.demo.training import make_model, make_tokenizer
 from aegis.models.kv_probe import probe
-from aegis.models.registry import register
 from aegis.models.text.text_model import TextModel
 from tests.long_forms import first_of
+from tests.registering import register
 
 
 def test_there_are_eight_models_of_eight_architectures_each_with_a_passage() -> None:

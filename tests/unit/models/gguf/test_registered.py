@@ -21,10 +21,10 @@ from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
 from aegis.models.checkpoint import open_checkpoint
 from aegis.models.fingerprint import fingerprint
-from aegis.models.registry import register
 from aegis.models.sources import Source
 from tests import checkpoints, gguf_files
 from tests.long_forms import first_of
+from tests.registering import register
 from tests.unit.models.quantised.served import answers_as
 
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}

@@ -15,8 +15,8 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Sampling
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models import self_check
-from aegis.models.registry import register
 from aegis.models.sources import Source
+from tests.registering import register
 from tests.unit.engine.generation import begin, step
 from tests.unit.engine.images import Arena, Built
 

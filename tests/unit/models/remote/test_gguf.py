@@ -13,7 +13,6 @@ import pytest
 from aegis.core.errors import ModelRefused, UserError
 from aegis.models.disk_cache import DiskCache
 from aegis.models.gguf.checkpoint import open_gguf
-from aegis.models.registry import register
 from aegis.models.remote import gguf_look
 from aegis.models.remote.address import BucketAddress, HubAddress, name_of, parse
 from aegis.models.remote.checkpoint import RemoteCheckpoint
@@ -21,6 +20,7 @@ from aegis.models.sources import read_sources
 from tests import gguf_files
 from tests.bucket_server import BucketServer, bucket
 from tests.checkpoint_server import CheckpointServer, serving
+from tests.registering import register
 
 FILE = "tiny-Q8_0.gguf"
 FACTORS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]

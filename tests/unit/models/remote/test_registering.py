@@ -13,10 +13,10 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.models.disk_cache import DiskCache, Hold
-from aegis.models.registry import register
 from aegis.models.sources import Source, read_sources
 from tests import checkpoints
 from tests.checkpoint_server import CheckpointServer, serving
+from tests.registering import register
 
 SHARD = "model.safetensors"
 
