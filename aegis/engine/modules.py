@@ -3,7 +3,7 @@ building takes most of the time in which a new instance gets ready; and bound to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -16,14 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from transformers.utils import logging
 
 from aegis.core.errors import ModelRefused
-from aegis.core.ids import ModelId
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.gated_mlps import use_own_memory
 from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME
 from aegis.engine.quantised.layers import replace_layers
-from aegis.engine.tensor_views import dtype_named, tensor_at
+from aegis.engine.tensor_views import check_bound, dtype_named, tensor_at
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
@@ -98,7 +97,7 @@ def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedMode
 def bound(module: PreTrainedModel, spec: ModelSpec, base: int, device: torch.device) -> None:
     """Binds the whole model to its weight range. Raises ModelRefused if its image lacks something."""
     _bind(module, spec.manifest, base, device)
-    _check_bound(module, spec.model)
+    check_bound(module, spec.model)
     use_onednn(module)
     use_own_memory(module)
 
@@ -160,22 +159,6 @@ def _forget_values(module: torch.nn.Module) -> None:
                         is_weight = isinstance(value, torch.nn.Parameter)
                         known[id(value)] = torch.nn.Parameter(bare, value.requires_grad) if is_weight else bare
                     held[name] = known[id(value)]
-
-
-def _check_bound(module: PreTrainedModel, model: ModelId) -> None:
-    """Raises ModelRefused if a tensor is still on the meta device: it has no bytes in the image, so the model cannot
-    run."""
-    missing = sorted(name for name, tensor in _tensors(module) if tensor.is_meta)
-    if missing:
-        raise ModelRefused(f"{model}: the weight image lacks {', '.join(missing[:3])} ({len(missing)} tensors in all)")
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for path, part in module.named_modules():
-        for held in (part._parameters, part._buffers, vars(part)):
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor):
-                    yield f"{path}.{name}", value
 
 
 def use_onednn(module: torch.nn.Module) -> None:

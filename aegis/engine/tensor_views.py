@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from aegis.core.errors import ModelRefused
+from aegis.core.ids import ModelId
 from aegis.core.model import KvShape
 from aegis.engine.block_table import BlockTable
 from aegis.engine.protocol import KvRegion
@@ -43,6 +45,23 @@ def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype, device: to
         device = torch.device(device.type, torch.cuda.current_device())
     storage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
     return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape))  # type: ignore[call-overload,no-any-return]
+
+
+def check_bound(module: torch.nn.Module, model: ModelId) -> None:
+    """Raises ModelRefused if a tensor is still on the meta device: it has no bytes in the image, so the model cannot
+    run."""
+    missing = sorted(name for name, tensor in tensors_of(module) if tensor.is_meta)
+    if missing:
+        raise ModelRefused(f"{model}: the weight image lacks {', '.join(missing[:3])} ({len(missing)} tensors in all)")
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whatever holds them: parameters, buffers, and plain attributes."""
+    for path, part in module.named_modules():
+        for held in (part._parameters, part._buffers, vars(part)):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}", value
 
 
 @dataclass(frozen=True, slots=True)

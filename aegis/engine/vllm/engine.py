@@ -25,9 +25,9 @@ from aegis.engine.block_table import BlockTable
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
-from aegis.engine.tensor_views import KvViews, LayerViews
+from aegis.engine.tensor_views import KvViews, LayerViews, check_bound
 from aegis.engine.vllm import adapter
-from aegis.engine.vllm.weights import bind, check_bound
+from aegis.engine.vllm.weights import bind
 
 _Numbers = npt.NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from aegis.core.errors import ModelRefused
-from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.engine.packed_linear import pack, packed_linear, packs
 from aegis.engine.stored_tensor import Stored
@@ -58,23 +56,8 @@ def bind(model: torch.nn.Module, spec: ModelSpec, base: int, device: torch.devic
                 _become(getattr(place, leaf), tensor_at(address, entry.shape, dtype, device))
 
 
-def check_bound(model: torch.nn.Module, name: ModelId) -> None:
-    """Raises ModelRefused if the image lacks tensors, so that the model cannot run."""
-    if missing := sorted(path for path, tensor in _tensors(model) if tensor.is_meta):
-        more = f"{', '.join(missing[:3])} ({len(missing)} tensors in all)"
-        raise ModelRefused(f"{name}: the weight image lacks {more}")
-
-
 def _become(tensor: torch.Tensor, view: torch.Tensor) -> None:
     """Every holder of `tensor`, be it a module or not, holds the view from now on."""
     parameter = isinstance(tensor, torch.nn.Parameter)
     other = torch.nn.Parameter(view, requires_grad=False) if parameter else view
     torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
-
-
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for path, part in model.named_modules():
-        for held in (part._parameters, part._buffers, vars(part)):
-            for name, value in held.items():
-                if isinstance(value, torch.Tensor):
-                    yield f"{path}.{name}", value

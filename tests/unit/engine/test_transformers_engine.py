@@ -16,7 +16,8 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import KvLayer
 from aegis.core.request import Sampling
-from aegis.engine.modules import _of_config, _tensors, built_for
+from aegis.engine.modules import _of_config, built_for
+from aegis.engine.tensor_views import tensors_of
 from aegis.engine.transformers_engine import TransformersEngine
 from aegis.models.kv_probe import Probed
 from tests.long_forms import first_of
@@ -352,5 +353,5 @@ def shapes(module: torch.nn.Module) -> list[object]:
             value.is_meta,
             known.setdefault(id(value), len(known)),
         )
-        for name, value in _tensors(module)
+        for name, value in tensors_of(module)
     ]
