@@ -33,7 +33,7 @@ from proxy.http.openapi import ASKING, operation
 from proxy.http.parameters import Anything, Integer, OneOf, Text, required
 from proxy.http.replies import encode
 from proxy.http.request.body import read_body
-from proxy.http.request.prompts import PROMPT_TOKENS_MAX
+from proxy.http.request.prompts import PROMPT_TOKENS_MAX, read_entries
 from proxy.http.request.sampling import TOKEN_ID, checked_token_ids
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.settings import settings_of
@@ -133,21 +133,9 @@ def _of_tokens(body: EmbeddingBody, served: Served, entry: str | list[Any], cut:
 
 
 def _entries(body: EmbeddingBody, value: Any) -> list[str | list[Any]]:
-    form = "must be a string, a list of strings, a list of token ids or a list of such lists"
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        raise body.invalid("input", form)
-    if not value or "" in value:
-        raise body.invalid("input", "is empty" if value in ([], [""]) else "has an empty string")
-    kinds = set(map(type, value))
-    if kinds == {int}:
-        return [value]
-    if kinds != {str} and kinds != {list}:
-        raise body.invalid("input", form)
-    if len(value) > INPUTS_MAX:
-        raise body.invalid("input", f"may hold at most {INPUTS_MAX} texts, not {len(value)}")
-    return value
+    if value == "" or (isinstance(value, list) and "" in value):
+        raise body.invalid("input", "is empty" if value in ("", [""]) else "has an empty string")
+    return read_entries(body, "input", value, INPUTS_MAX, "texts")
 
 
 def _shortened(vectors: Vectors, dimensions: int, served: Served) -> Vectors:

@@ -52,27 +52,29 @@ async def read_prompts(request: Request, body: PromptBody, served: Served) -> li
     """`prompt` as a string, a list of strings, token ids, or a list of lists of them. Raises UserError; ClientGone
     where nobody waits any more."""
     special = body.add_special_tokens
-    entries = _entries(body, body.prompt)
+    entries = read_entries(body, "prompt", body.prompt, PROMPTS_MAX, "prompts")
     if isinstance(entries[0], str):
         return await _tokenized(request, body, served, cast("list[str]", entries), special=special)
     return await beside_loop(lambda: [_checked(body, entry, served) for entry in entries], sum(map(len, entries)))
 
 
-def _entries(fields: Fields, value: Any) -> list[str | list[Any]]:
+def read_entries(fields: Fields, name: str, value: Any, most: int, called: str) -> list[str | list[Any]]:
+    """A text, a list of texts, a list of token ids or a list of such lists, as a list; the ids are still to be checked.
+    Those that may be `most` are `called` so in a refusal. Raises UserError."""
     form = "must be a string, a list of strings, a list of token ids or a list of such lists"
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise fields.invalid("prompt", form)
+        raise fields.invalid(name, form)
     if not value:
-        raise fields.invalid("prompt", "is empty")
+        raise fields.invalid(name, "is empty")
     kinds = set(map(type, value))
     if kinds == {int}:
         return [value]
     if kinds != {str} and kinds != {list}:
-        raise fields.invalid("prompt", form)
-    if len(value) > PROMPTS_MAX:
-        raise fields.invalid("prompt", f"may hold at most {PROMPTS_MAX} prompts, not {len(value)}")
+        raise fields.invalid(name, form)
+    if len(value) > most:
+        raise fields.invalid(name, f"may hold at most {most} {called}, not {len(value)}")
     return value
 
 
