@@ -55,6 +55,7 @@ class NodeMetrics:
 
     def removed(self, instance: InstanceId) -> None:
         self._instances.removed(instance)
+        self.work.removed(instance)
 
     def ended(self, instance: InstanceId, *, requested: bool) -> None:
         """The instance has no process; it gets a new one, unless its end was requested."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,6 +13,8 @@ from aegis.core.clock import NS_PER_S
 from aegis.core.decision import Decision, DecisionKind
 from aegis.core.ids import InstanceId
 from aegis.telemetry.spans import Span, SpanKind
+
+_Kind = TypeVar("_Kind", SpanKind, DecisionKind)
 
 
 class WorkMetrics(Collector):
@@ -38,6 +41,12 @@ class WorkMetrics(Collector):
         for decision in decisions:
             self._decisions[decision.instance, decision.kind] += 1
 
+    def removed(self, instance: InstanceId) -> None:
+        """There is none of that name any more, nor will there be."""
+        _forget(self._work_ns, instance)
+        _forget(self._copied, instance)
+        _forget(self._decisions, instance)
+
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, from any thread."""
         labels = ["instance", "kind"]
@@ -51,3 +60,8 @@ class WorkMetrics(Collector):
         for (instance, kind), count in sorted(dict(self._decisions).items()):
             decisions.add_metric((instance, kind), count)
         yield from (work, copied, decisions)
+
+
+def _forget(counts: dict[tuple[InstanceId, _Kind], int], instance: InstanceId) -> None:
+    for key in [key for key in counts if key[0] == instance]:
+        del counts[key]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from aegis.core.clock import NS_PER_S
+from aegis.core.decision import Decision, DecisionKind, Why
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import SlabsOfShape, SwitchDone, Telemetry
 from aegis.telemetry.metrics.node import NodeMetrics
+from aegis.telemetry.spans import Span, SpanKind
 
 M = ModelId("m")
 DECODE = InstanceId("decode-0")
@@ -52,6 +54,19 @@ def test_an_end_that_was_requested_is_no_restart() -> None:
     metrics.telemetry(DECODE, report(steps=5))
     assert value(metrics, "instance_restarts_total", instance="decode-0") == 0
     assert value(metrics, "instance_steps_total", instance="decode-0") == 10
+
+
+def test_nothing_is_told_of_an_instance_that_was_removed() -> None:
+    """Names are not used again, so that a pool that grows and shrinks would have ever more metrics."""
+    metrics = NodeMetrics()
+    metrics.up(DECODE, True)
+    metrics.telemetry(DECODE, report({"device_pages_free": 5}, steps=5))
+    metrics.work.did([Span(DECODE, SpanKind.LOAD, M, 0, NS_PER_S, nbytes=5)])
+    metrics.work.decided([Decision(0, DECODE, DecisionKind.EVICT, M, (), "m leaves", Why("needed late"))])
+    assert "decode-0" in generate_latest(metrics.registry).decode()
+    metrics.ended(DECODE, requested=True)
+    metrics.removed(DECODE)
+    assert "decode-0" not in generate_latest(metrics.registry).decode()
 
 
 def test_gauges_of_an_instance_are_those_of_now() -> None:
