@@ -222,8 +222,9 @@ class Proxy:
             among if isinstance(among, LiveSequenceHandle) else None,
         )
         self._node.notify(ModelUsed(model))
+        most = sampling.max_tokens - len(sent)  # the others have been counted where it was begun
         for watcher in (self._metrics, self._history.requests):
-            watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=sampling.max_tokens)
+            watcher.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt), max_tokens=most)
         if self._stages:
             self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
         base, adapter = (served.spec.base, model) if served.spec.base else (model, None)

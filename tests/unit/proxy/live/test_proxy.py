@@ -322,6 +322,15 @@ def test_what_follows_a_prompt_waits_until_it_was_looked_up() -> None:
     assert len(stand.sent(Submit)) == 2
 
 
+def test_of_a_request_that_was_begun_elsewhere_only_what_it_still_owes_is_missed() -> None:
+    stand = Stand()
+    stand.greet(D0)
+    stand.proxy.submit(SPEC.model, [1], Sampling(max_tokens=5), sent=(7, 8))
+    stand.hear(D0, 1, Broken(FIRST, 1, "broken"))
+    (tally,), (record,) = stand.proxy.tallies(), stand.proxy._history.records.since(0)
+    assert (tally.due, tally.met, record.ended, record.output_tokens) == (3, 0, "failed", 3)
+
+
 def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
     patient, hasty = Stand(), Stand(refuses_late=True)
     long_ns = SPEC.slo.ttft_ns + 3 * NS_PER_S
