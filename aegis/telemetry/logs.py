@@ -25,6 +25,7 @@ _VALUE_CHARACTERS = 160
 _TEXT_CHARACTERS = 10_000
 _FINISH_S = 0.5
 _SECRET = frozenset({"api_key", "authorization", "content", "key", "messages", "password", "prompt", "text", "token"})
+_APART = frozenset(' ="')
 Value = str | int | float | bool | None
 
 
@@ -133,7 +134,11 @@ def _shown(name: str, value: Value) -> Value:
 
 
 def _quoted(text: str) -> str:
-    return f'"{text}"' if not text or " " in text or "=" in text else text
+    """Nothing in it looks like the end of the value, or like another field: paths are what clients ask for."""
+    if text and _APART.isdisjoint(text):
+        return text
+    escaped = text.replace("\\", r"\\").replace('"', r"\"")
+    return f'"{escaped}"'
 
 
 def _one_line(text: str) -> str:

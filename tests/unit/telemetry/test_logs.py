@@ -31,6 +31,13 @@ def test_an_event_is_one_line_of_names_and_values(lines: io.StringIO) -> None:
     assert rest == 'info aegis.test request status=200 path="/v1/x y" request_id="r 1" empty=""\n'
 
 
+def test_no_value_looks_like_more_fields(lines: io.StringIO) -> None:
+    log(LOGGER, logging.INFO, "request", {"path": '/" status=200 x="', "name": '"', "at": r"C:\x", "in": r"C:\a b"})
+    assert lines.getvalue().split(" request ", 1)[1] == (
+        r'path="/\" status=200 x=\"" name="\"" at=C:\x in="C:\\a b"' + "\n"
+    )
+
+
 def test_what_lies_below_the_level_is_not_logged(lines: io.StringIO) -> None:
     log(LOGGER, logging.DEBUG, "detail", {})
     assert lines.getvalue() == ""
