@@ -73,7 +73,8 @@ class Computing(threading.local):
                 self._stream = torch.cuda.ExternalStream(lane.stream, device)  # type: ignore[no-untyped-call]
                 self.pace = LayerPace(partial(_recorded, self._stream))
             if lane is not None or decoder is None:
-                self.decoder = GpuDecoder.on_cuda(device)
+                with torch.cuda.stream(self._stream):  # or its first step might be written before the zeros there are
+                    self.decoder = GpuDecoder.on_cuda(device)
         if self.decoder is not None:
             decoders.all.append(self.decoder)
 

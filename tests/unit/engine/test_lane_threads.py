@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -184,13 +184,37 @@ def test_what_a_failed_step_launched_has_been_run(
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_cudnn_attends_in_no_step_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """It makes a plan for every new length of a prompt or a piece. The setting is torch's, for the whole process."""
+    from aegis.engine.gpu.decode import GpuDecoder
+
     before = torch.backends.cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(torch.cuda, "Stream", nullcontext)
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        from aegis.engine.gpu.decode import GpuDecoder
-
         Computing(torch.device("cuda"), GpuDecoder(torch.device("cpu")), Decoders())
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_inputs_of_steps_are_zeroed_on_the_stream_that_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another one, zeros could come after what the first step was sent: nothing orders the two."""
+    from aegis.engine.gpu.decode import GpuDecoder
+
+    current, seen = list[object](), list[object]()
+
+    @contextmanager
+    def entered(stream: object) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    def on_cuda(device: torch.device) -> GpuDecoder:
+        seen.extend(current)
+        return GpuDecoder(torch.device("cpu"))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "its own")
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(GpuDecoder, "on_cuda", on_cuda)
+    Computing(torch.device("cuda"), None, Decoders())
+    assert seen == ["its own"]
