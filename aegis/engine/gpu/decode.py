@@ -12,7 +12,7 @@ import torch
 from aegis.core.ids import ModelId
 from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs
 from aegis.engine.gpu.decode_inputs import DecodeInputs, Tables
-from aegis.engine.gpu.triton_attention import append, attend, splits_for
+from aegis.engine.gpu.triton_attention import append, attend, check_launches, splits_for
 from aegis.engine.paged_attention import Kind, Step
 from aegis.engine.protocol import StepRow
 from aegis.engine.tensor_views import KvViews
@@ -51,6 +51,8 @@ class GpuDecoder:
 
     @classmethod
     def on_cuda(cls, device: torch.device) -> GpuDecoder:
+        """Raises UserError if Triton cannot launch kernels on this machine."""
+        check_launches()
         return cls(device, graphs=DecodeGraphs(CudaRecorder(device)))
 
     def decode(self, model: ModelId, views: KvViews, run: Model, rows: Sequence[StepRow]) -> torch.Tensor:

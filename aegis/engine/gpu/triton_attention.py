@@ -13,12 +13,14 @@ in the first slab, which is mapped only while something is in it, so kernels are
 
 from __future__ import annotations
 
+from subprocess import SubprocessError
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from aegis.core.errors import UserError
 from aegis.engine.gpu import triton_kernels as kernels
 from aegis.engine.gpu.decode_inputs import Tables
 from aegis.engine.paged_attention import Kind
@@ -27,6 +29,18 @@ from aegis.engine.tensor_views import LayerViews
 PROGRAMS_PER_SM = 2
 SPLITS_MAX = 64
 _LOG2_E = 1.4426950408889634
+
+
+def check_launches() -> None:
+    """Has Triton make what it launches kernels with, or find it in its cache. It is C: where that cannot be compiled,
+    each step would fail. Raises UserError."""
+    try:
+        triton.runtime.driver.active.get_current_device()
+    except (OSError, RuntimeError, SubprocessError) as error:
+        raise UserError(
+            f"Triton cannot launch kernels here: {error} (it needs a C compiler, and the headers of this Python)",
+            param="device",
+        ) from error
 
 
 def splits_for(rows: int, heads: int, processors: int) -> int:

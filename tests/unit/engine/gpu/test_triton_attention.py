@@ -8,8 +8,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
+import torch
+
+from aegis.core.errors import UserError
 
 HERE = Path(__file__).parent
 
@@ -61,3 +65,24 @@ def test_the_kernels_compile_for_gpus_and_use_their_matrix_units(tmp_path: Path)
     environ = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(
+    "error", [RuntimeError("Failed to find C compiler."), CalledProcessError(1, ["gcc", "main.c"]), OSError("no space")]
+)
+def test_an_engine_says_at_once_that_triton_cannot_launch(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each step would fail, and with it its requests."""
+    import triton
+
+    from aegis.engine.gpu.decode import GpuDecoder
+
+    class Driver:
+        @property
+        def active(self) -> None:
+            raise error
+
+    monkeypatch.setattr(triton.runtime, "driver", Driver())
+    with pytest.raises(UserError) as raised:
+        GpuDecoder.on_cuda(torch.device("cuda"))
+    assert raised.value.message.startswith(f"Triton cannot launch kernels here: {error} (it needs a C compiler")
