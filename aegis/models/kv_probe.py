@@ -114,6 +114,17 @@ def positions(model: PreTrainedModel) -> int:
     return most
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """The number of tokens that it knows. Raises ModelRefused if it looks none up, as one that reads characters."""
+    try:
+        count = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:
+        count = None
+    if not isinstance(count, int):
+        raise ModelRefused(f"{type(model).__name__} does not look tokens up in a table")
+    return count
+
+
 def probe(model: PreTrainedModel) -> Probed:
     """Runs the model once. Raises ModelRefused with the reason where paged attention could not serve it."""
     name = type(model).__name__

@@ -39,7 +39,7 @@ from aegis.engine.parallel.sharding import Cut, cuts, cuts_attention
 from aegis.engine.quantised.integers import Integers
 from aegis.engine.quantised.layers import parts as parts_of
 from aegis.engine.stored_tensor import Stored
-from aegis.models.kv_probe import Probed, context_tokens
+from aegis.models.kv_probe import Probed, context_tokens, vocabulary
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 """oneDNN's operator for packed weights costs some ten microseconds more per call."""
@@ -98,8 +98,7 @@ def write_pooled_image(
     """Writes the same for a model that pools, which keeps no KV."""
     parts = [[_packed(tensor, model) if packs else tensor for tensor in _distinct(model)]]
     kv = KvShape(layers=(), dtype="float32", itemsize=4)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    return write_stored(parts, model, kv, vocabulary, fingerprint, checkpoint, into, pooled=pooled, came=came)
+    return write_stored(parts, model, kv, vocabulary(model), fingerprint, checkpoint, into, pooled=pooled, came=came)
 
 
 def write_stored(

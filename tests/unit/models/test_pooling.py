@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoConfig, AutoModel
 
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
@@ -240,6 +240,14 @@ def test_a_model_that_fails_when_it_is_run_is_refused(tmp_path: Path) -> None:
     (path / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": float("nan")}))
     with pytest.raises(ModelRefused, match="BertModel fails when it is run: dropout probability has to be between"):
         registered(path)
+
+
+def test_a_model_without_a_table_of_tokens_is_refused(tmp_path: Path) -> None:
+    """As one that reads characters: texts are tokens here."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
+    AutoModel.from_config(AutoConfig.for_model("canine", **sizes)).save_pretrained(tmp_path / "m")
+    with pytest.raises(ModelRefused, match=r"m: CanineModel does not look tokens up in a table$"):
+        registered(tmp_path / "m")
 
 
 def test_a_model_that_is_run_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
