@@ -41,6 +41,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": END,
 }
 _OWN: dict[str, dict[str, Any]] = {
+    "mpnet": {"max_position_embeddings": POSITIONS + 2},
     "roberta": {"max_position_embeddings": POSITIONS + 1, "type_vocab_size": 1},
     "xlm-roberta": {"max_position_embeddings": POSITIONS + 1, "type_vocab_size": 1},
     "modernbert": {"cls_token_id": BEGIN, "sep_token_id": END, "local_attention": 8, "global_attn_every_n_layers": 2},

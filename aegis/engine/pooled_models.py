@@ -18,6 +18,12 @@ from aegis.core.model import Pooling
 TOKENS_MAX = 1 << 14
 """Of one pass, with what pads them."""
 
+SPELLED_OUT = "eager"
+"""transformers' name for attention that makes all scores of a layer."""
+
+SCORES_MAX = 1 << 26
+"""Of one pass in a layer whose attention is spelled out: 256 MiB."""
+
 _DENSE = "dense_behind_pooling_"
 _PADDED_PART = 8  # at most one of so many tokens is padding
 _PADDED_FREE = 4  # in each text, whatever its length: short texts would else be run one by one
@@ -66,6 +72,8 @@ class PooledModel:
         takes_types = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes_types and getattr(config, "type_vocab_size", 0) > 1
         config.use_cache = False
+        spelled_out = config._attn_implementation == SPELLED_OUT
+        self._scores = getattr(config, "num_attention_heads", 1) if spelled_out else 0  # of two tokens
         self._dense = [module.get_submodule(f"{_DENSE}{number}") for number in range(len(pooling.dense))]
 
     @torch.inference_mode()
@@ -82,8 +90,8 @@ class PooledModel:
         alone = self._pooling.scores and self._padding is None
         group, longest = list[int](), 0
         for at in sorted(range(len(texts)), key=lambda at: -len(texts[at].tokens)):
-            length = len(texts[at].tokens)
-            full = alone or (len(group) + 1) * longest > TOKENS_MAX
+            length, tokens = len(texts[at].tokens), (len(group) + 1) * longest
+            full = alone or tokens > TOKENS_MAX or tokens * longest * self._scores > SCORES_MAX
             if group and (full or longest - length > _PADDED_FREE + longest // _PADDED_PART):
                 yield group
                 group = []

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
 from aegis.engine.lane_threads import Computing, Decoders
 from aegis.engine.modules import bound, built
-from aegis.engine.pooled_models import PooledModel, Text, add_dense, auto_class, without_head
+from aegis.engine.pooled_models import SPELLED_OUT, PooledModel, Text, add_dense, auto_class, without_head
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
@@ -63,7 +64,10 @@ class PoolingEngine(SamplingEngine):
 def _built(spec: ModelSpec) -> PreTrainedModel:
     pooling = spec.manifest.pooling
     assert pooling is not None
-    module = built(spec, auto_class(pooling), attention="sdpa")
+    try:
+        module = built(spec, auto_class(pooling), attention="sdpa")
+    except ModelRefused:  # some architectures have a slower one only
+        module = built(spec, auto_class(pooling), attention=SPELLED_OUT)
     if not pooling.scores:
         without_head(module)
         add_dense(module, pooling)

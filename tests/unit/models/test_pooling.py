@@ -19,7 +19,9 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.model import ModelSpec, Pooling
 from aegis.core.request import Sampling
+from aegis.engine import pooled_models
 from aegis.engine.engines import Engines, backend_of, engine_class
+from aegis.engine.pooled_models import PooledModel, Text
 from aegis.engine.protocol import KvRegion, StepRow
 from aegis.models import pooled_check
 from aegis.models.sources import Source
@@ -75,6 +77,7 @@ def _prompted(pooling: Pooling, text: str | tuple[str, str]) -> str | tuple[str,
         ("roberta", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ""),
         ("xlm-roberta", {"pooling_mode": ["mean", "max"]}, "the "),
         ("modernbert", {"pooling_mode": "mean"}, ""),
+        ("mpnet", MEANS, ""),
         ("qwen3", {"pooling_mode_lasttoken": True}, "a cat and "),
     ],
 )
@@ -86,6 +89,17 @@ def test_vectors_are_those_of_sentence_transformers(
     path = embedders.write(tmp_path / "m", model_type, pooling=pooling, prompt=prompt, normalises=normalises)
     expected = reference.SentenceTransformer(str(path), device="cpu").encode(list(TEXTS))
     assert np.abs(vectors(registered(path), TEXTS) - expected).max() < CLOSE
+
+
+def test_scores_that_attention_makes_at_a_time_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = embedders.write(tmp_path / "m", "mpnet")
+    module = AutoModel.from_pretrained(path, attn_implementation="eager").eval()
+    texts = [Text([at + 4] * 10) for at in range(6)]
+    expected, passes = PooledModel(module, Pooling(32, ("mean",))).vectors(texts), list[int]()
+    module.register_forward_hook(lambda _, __, output: passes.append(len(output.last_hidden_state)))
+    monkeypatch.setattr(pooled_models, "SCORES_MAX", 2 * 4 * 10 * 10)  # of two texts, by four heads
+    found = PooledModel(module, Pooling(32, ("mean",))).vectors(texts)
+    assert passes == [2, 2, 2] and (found - expected).abs().max() < CLOSE
 
 
 @pytest.mark.parametrize("dense", [(16,), (48, 8)])
@@ -123,7 +137,7 @@ def test_a_layer_that_is_not_what_its_configuration_says_is_refused(tmp_path: Pa
         registered(path)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "modernbert", "qwen3"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "modernbert", "qwen3", "deberta-v2"])
 def test_scores_are_those_of_a_cross_encoder(tmp_path: Path, model_type: str) -> None:
     reference = pytest.importorskip("sentence_transformers")
     path = embedders.write_reranker(tmp_path / "m", model_type)
