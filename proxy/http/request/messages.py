@@ -25,6 +25,7 @@ from proxy.http.parameters import (
 MESSAGES_MAX = 4096
 CALLS_MAX = 128
 ROLES = ("assistant", "developer", "system", "tool", "user")
+_OF_CLIENTS = "Without effect: OpenAI's own client adds it to an answer"
 _PARTS_MAX = 4096  # in the schema: the size of a body bounds them
 _TEXT_PART = {
     "type": "object",
@@ -62,12 +63,14 @@ def _read_part(fields: Fields, name: str, index: int, part: Any) -> str:
 class CalledFunction(Fields):
     name = required(Text(None))
     arguments = Anything({"anyOf": [{"type": "string"}, ANY_OBJECT]}, required=True)
+    parsed_arguments = Anything({}, about=_OF_CLIENTS)
 
 
 class EarlierCall(Fields):
     id = required(Text(None))
     type = Text("function", narrower={"enum": ["function"]})
     function = RequiredNested(CalledFunction)
+    index = Anything({}, about=_OF_CLIENTS)
 
 
 class Message(Fields):
@@ -95,6 +98,7 @@ class AnswerMessage(Message):
     reasoning = AnyText()
     tool_calls = Items(EarlierCall, most=CALLS_MAX)
     annotations = Unsupported([])
+    parsed = Anything({}, about=_OF_CLIENTS)
 
 
 class ToolMessage(PromptMessage):

@@ -106,6 +106,28 @@ def test_a_reply_can_be_sent_back_as_clients_hold_it() -> None:
     assert post(market(), PATH, asked).status_code == 200
 
 
+def test_what_openai_s_client_has_read_of_a_reply_may_come_back_with_it() -> None:
+    """Its `parse` and `stream` add it, and do not leave it out of what they send."""
+    function = {"name": "f", "arguments": '{"a": 1}', "parsed_arguments": {"a": 1}}
+    call = {"id": "c", "type": "function", "function": function, "index": 0}
+    earlier = [
+        {"role": "assistant", "content": '{"a": 1}', "parsed": {"a": 1}},
+        {"role": "assistant", "content": None, "parsed": None, "tool_calls": [call]},
+    ]
+    behind = market(text=byte_text("{{ messages | tojson }}"))
+    assert post(behind, PATH, {"model": "m", "messages": [*earlier, {"role": "user", "content": "hi"}]}).is_success
+    plain = [
+        {"role": "assistant", "content": '{"a": 1}'},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
+            "content": "",
+        },
+        {"role": "user", "content": "hi"},
+    ]
+    assert json.loads(bytes(behind.submitted[0][1])) == plain
+
+
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens", "min_tokens"])
 def test_a_limit_beyond_the_context_is_called_as_it_was_given(limit: str) -> None:
     error = post(market(), PATH, ask(**{limit: 5000})).json()["error"]
