@@ -25,6 +25,9 @@ BACKGROUND_BYTES_MAX = 64 << 20
 """Of the conversations of all that a proxy generates at a time. No connection bounds them, as it does those of others;
 one caller has half of both, or one response."""
 
+_ANSWERED = "request_in_flight"
+"""The error of a request that is being answered already."""
+
 _log = logging.getLogger(__name__)
 
 Work = Callable[[Request, RunningResponse], Awaitable[Response]]
@@ -32,10 +35,11 @@ Work = Callable[[Request, RunningResponse], Awaitable[Response]]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Of one response; `nbytes` is the size of its conversation."""
+    """Of one response, which is kept under `key`; `nbytes` is the size of its conversation."""
 
     caller: str
     nbytes: int
+    key: str
     task: asyncio.Task[None] | None = None
 
 
@@ -47,7 +51,11 @@ class BackgroundResponses:
         self._bytes_max = bytes_max
         self._places = set[_Place]()
 
-    def take(self, caller: str, nbytes: int) -> _Place:
+    def has(self, key: str) -> bool:
+        """Whether the response of that key is being generated."""
+        return any(place.key == key for place in self._places)
+
+    def take(self, caller: str, nbytes: int, key: str) -> _Place:
         """Raises UserError: 429 where there is no place for one more."""
         own = [place for place in self._places if place.caller == caller]
         if self._is_full(self._places, nbytes) or self._is_full(own, nbytes, share=2):
@@ -55,7 +63,7 @@ class BackgroundResponses:
             raise UserError(
                 message, status=429, param="background", code="too_many_background", kind="rate_limit_error"
             )
-        place = _Place(caller, nbytes)
+        place = _Place(caller, nbytes, key)
         self._places.add(place)
         return place
 
@@ -73,14 +81,17 @@ class BackgroundResponses:
 
 async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int) -> Response:
     """The response as it begins; `work` generates it, and keeps it when it has ended. `nbytes` is the size of its
-    conversation. A retry gets what is kept. Raises UserError: 429, 503."""
+    conversation. A retry gets what is kept, or is about to be. Raises UserError: 429, 503."""
+    key = kept.own_key(request, head.id)
     found = None if is_new(request) else await kept.find(request, head.id)
     if found is not None:
         return Response(bytes(found.response), media_type="application/json")
     await admission.admit_early(request)
     others: BackgroundResponses = request.app.state.background
-    place = others.take(admission.who(request), nbytes)
-    runs, key = kept.running_of(request), kept.own_key(request, head.id)
+    if others.has(key):
+        return json_reply(head)
+    place = others.take(admission.who(request), nbytes, key)
+    runs = kept.running_of(request)
     running = runs.begin(key)  # before anybody finds it: what is kept and runs nowhere has lost its proxy
     try:
         await kept.put(request, head, kept.KeptConversation())
@@ -105,7 +116,7 @@ async def _work(request: Request, head: ResponseObject, work: Work, running: Run
         failure = unexpected()
     finally:
         admission.end(request.scope)
-    if failure:
+    if failure and failure.code != _ANSWERED:  # by another proxy, which keeps it
         try:
             await kept.put(request, failed_response(head, failure), kept.KeptConversation())
         except UserError as error:

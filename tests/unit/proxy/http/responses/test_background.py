@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 
+from aegis.config.config import RedisSettings
 from aegis.core.api_keys import Caller, Key, Keyring, digest_of
 from aegis.core.errors import UserError
 from aegis.core.limits import Limits
 from aegis.core.request import FinishReason
+from aegis.metadata.store import open_store
 from proxy.http.app import create_app
 from proxy.http.market import Delta, Failed, Finished
 from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
@@ -20,6 +23,12 @@ from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.unit.proxy.http.responses.test_responses import PATH, ask, stalled
 from tests.unit.proxy.http.scripted import TEXTS, calling, keyring, market, post, tokens
+
+
+async def turns(count: int) -> None:
+    """Of the event loop."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
@@ -87,6 +96,40 @@ def test_a_response_in_the_background_is_looked_for_only_where_its_id_may_be_kno
 
     assert asyncio.run(begin({})) == 0
     assert asyncio.run(begin({"x-request-id": "r"})) == 1
+
+
+@pytest.mark.parametrize("proxies", [1, 2])
+def test_a_retry_that_comes_before_it_is_kept_does_not_make_a_response_fail(proxies: int) -> None:
+    class Slow(ResponseMemory):
+        async def find(self, key: str) -> bytes | None:
+            found = await super().find(key)
+            await turns(50)
+            return found
+
+    async def main() -> None:
+        may_end, kept = asyncio.Event(), Slow()
+        behind = market(lambda *_: [Delta(tokens("ab")), may_end.wait(), Finished(FinishReason.STOP)])
+        async with open_store(RedisSettings()) as store, AsyncExitStack() as stack:
+            apps = [create_app(behind, records=store.records, texts=TEXTS, kept=kept) for _ in range(proxies)]
+            transports = [httpx.ASGITransport(app=app) for app in apps]
+            clients = [httpx.AsyncClient(transport=each, base_url="http://localhost") for each in transports]
+            for client in clients:
+                await stack.enter_async_context(client)
+            first, last = clients[0], clients[-1]
+            body, same = ask(background=True), {"x-request-id": "r"}
+            asked = await asyncio.gather(*(each.post(PATH, json=body, headers=same) for each in (first, last)))
+            begun, again = (reply.json() for reply in asked)
+            assert begun["id"] == again["id"]
+            async with asyncio.timeout(20):
+                while not behind.handles:
+                    await asyncio.sleep(0)
+            await turns(500)
+            assert (await first.get(f"{PATH}/{begun['id']}")).json()["status"] == "in_progress"
+            may_end.set()
+            assert (await ended(last, begun["id"]))["status"] == "completed"
+        assert len(behind.submitted) == 1
+
+    asyncio.run(main())
 
 
 def test_bad_input_for_the_background_is_refused_at_once() -> None:
@@ -196,11 +239,11 @@ def test_one_caller_has_half_of_the_background(named: bool) -> None:
 
 def test_the_background_holds_so_many_bytes_of_conversations() -> None:
     places = BackgroundResponses(most=100, bytes_max=100)
-    places.take("alice", 60)
+    places.take("alice", 60, "a")
     with pytest.raises(UserError, match="background"):
-        places.take("alice", 1)
-    first = places.take("bob", 30)
+        places.take("alice", 1, "b")
+    first = places.take("bob", 30, "c")
     with pytest.raises(UserError, match="background"):
-        places.take("carol", 11)
+        places.take("carol", 11, "d")
     places.leave(first)
-    places.take("carol", 11)
+    places.take("carol", 11, "d")
