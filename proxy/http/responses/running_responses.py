@@ -26,8 +26,10 @@ class RunningResponses:
         self._running: dict[str, RunningResponse] = {}
 
     def begin(self, key: str) -> RunningResponse:
-        self._running[key] = RunningResponse()
-        return self._running[key]
+        """Where one of that key runs already, that one is still the one to cancel: a retry meanwhile is refused."""
+        begun = RunningResponse()
+        self._running.setdefault(key, begun)
+        return begun
 
     def end(self, key: str, running: RunningResponse, last: ResponseObject | None) -> None:
         """The first time counts."""

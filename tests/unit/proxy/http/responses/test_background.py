@@ -21,7 +21,7 @@ from proxy.http.market import Delta, Failed, Finished
 from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
 from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.security.large_bodies import SMALL_BYTES
-from tests.unit.proxy.http.responses.test_responses import PATH, ask, stalled
+from tests.unit.proxy.http.responses.test_responses import PATH, ask, id_of_request, stalled
 from tests.unit.proxy.http.scripted import TEXTS, calling, keyring, market, post, tokens
 
 
@@ -128,6 +128,26 @@ def test_a_retry_that_comes_before_it_is_kept_does_not_make_a_response_fail(prox
             may_end.set()
             assert (await ended(last, begun["id"]))["status"] == "completed"
         assert len(behind.submitted) == 1
+
+    asyncio.run(main())
+
+
+def test_a_response_can_be_cancelled_after_a_retry_that_was_refused() -> None:
+    behind, response_id = market(stalled), id_of_request("r")
+
+    async def main() -> None:
+        async with open_store(RedisSettings()) as store:
+            app = create_app(behind, records=store.records, texts=TEXTS)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+                same = {"x-request-id": "r"}
+                asking = asyncio.create_task(client.post(PATH, json=ask(stream=True), headers=same))
+                async with asyncio.timeout(20):
+                    while not behind.handles:
+                        await asyncio.sleep(0)
+                    assert (await client.post(PATH, json=ask(stream=True), headers=same)).status_code == 409
+                    cancelled = await client.post(f"{PATH}/{response_id}/cancel")
+                    assert cancelled.json()["status"] == "cancelled"
+                    await asking
 
     asyncio.run(main())
 
