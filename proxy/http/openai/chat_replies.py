@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field, structs
 from aegis.core.request import FinishReason
 from aegis.models.text.text_model import TextModel
 from proxy.http.openai.chat_reader import ChatReader, Reading
-from proxy.http.openai.choices import Usage
+from proxy.http.openai.choices import CompletionDetails, Usage
 from proxy.http.openai.reply_shape import ChunkShape
 from proxy.http.openai.token_names import bytes_of, name_of
 from proxy.http.streaming.reply_parts import CallArguments, CallBegun, Part, ReasoningPart, TextPart
@@ -130,11 +130,11 @@ class ChatShape(ChunkShape, frozen=True):
     logprobs: bool
     token_ids: bool
     include_usage: bool
-    readers: dict[int, ChatReader] = field(default_factory=dict)  # of choices that are streamed
+    readers: dict[int, ChatReader] = field(default_factory=dict)  # of choices
 
     def chunk(self, index: int, piece: Piece) -> ChatCompletionChunk | None:
         reader = self.readers.setdefault(index, ChatReader(self.reading))
-        parts = reader.feed(piece.text, last=piece.finish is not None)
+        parts = reader.read(piece)
         if piece.text and not parts and not (piece.first or piece.finish or self.logprobs or self.token_ids):
             return None
         delta = self._delta(index, parts, piece)
@@ -142,19 +142,25 @@ class ChatShape(ChunkShape, frozen=True):
         return self._chunk([choice], None if self.include_usage else UNSET)
 
     def usage_chunk(self, usage: Usage) -> ChatCompletionChunk | None:
-        return self._chunk([], usage) if self.include_usage else None
+        return self._chunk([], self._detailed(usage)) if self.include_usage else None
 
     def whole(self, choices: Sequence[Raw], usage: Usage) -> ChatCompletion:
         told = cast("list[ChatChoice]", choices)
-        return ChatCompletion(self.id, "chat.completion", self.created_s, self.model, told, usage)
+        return ChatCompletion(self.id, "chat.completion", self.created_s, self.model, told, self._detailed(usage))
 
     def choice(self, index: int, piece: Piece) -> ChatChoice:
-        reader = ChatReader(self.reading)
-        parts = reader.feed(piece.text, last=True)
+        reader = self.readers[index] = ChatReader(self.reading)
+        parts = reader.read(piece)
         content, reasoning = text_of(parts, TextPart), text_of(parts, ReasoningPart) or UNSET
         calls = [self._whole_call(index, parts, part) for part in parts if isinstance(part, CallBegun)]
         message = Message("assistant", content or (None if calls else ""), reasoning, reasoning, calls or UNSET)
         return ChatChoice(index, message, self._logprobs(piece), self._finish(reader, piece), self._token_ids(piece))
+
+    def _detailed(self, usage: Usage) -> Usage:
+        if self.reading.marks is None:
+            return usage
+        thought = sum(reader.reasoning_tokens for reader in self.readers.values())
+        return structs.replace(usage, completion_tokens_details=CompletionDetails(thought))
 
     def _delta(self, choice: int, parts: Sequence[Part], piece: Piece) -> DeltaMessage:
         content, reasoning = text_of(parts, TextPart), text_of(parts, ReasoningPart) or UNSET

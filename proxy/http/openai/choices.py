@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from aegis.core.model import Pace, Slo
 from aegis.core.request import Failure, Sampling, Token
@@ -104,11 +104,20 @@ class PromptDetails(Struct, frozen=True):
     cached_tokens: int
 
 
+class CompletionDetails(Struct, frozen=True):
+    """`reasoning_tokens`: with the marks around them."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True):
+    """With `completion_tokens_details` where the chat template marks reasoning."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class GenerationRequest:

@@ -520,6 +520,17 @@ def test_reasoning_is_split_off_wherever_the_reply_is_cut() -> None:
         assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "hm, ok"
 
 
+def test_tokens_of_reasoning_are_counted_of_all_choices() -> None:
+    said = "<think>hm</think>Yes"
+    _, reply = ask(said, {"tools": [], "n": 2}, THINKS)
+    usage = reply.json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 2 * len("<think>hm</think>")}
+    asked = {"tools": [], "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *_, last, _ = [line for line in ask(said, asked, THINKS)[1].text.splitlines() if line]
+    assert json.loads(last[6:])["usage"] == usage
+    assert "completion_tokens_details" not in ask(said, {"tools": []})[1].json()["usage"]
+
+
 def test_a_reply_that_begins_within_its_reasoning() -> None:
     _, reply = ask("hm</think>Yes", {"tools": []}, THINKS + "<think>\n")
     message = reply.json()["choices"][0]["message"]
