@@ -31,6 +31,9 @@ _HUNG_UP = ("Server disconnected", "Connection reset by peer")  # as httpx, aioh
 _REMEDIES = {"mismatch": "give an address that it names", "expired": "renew it"}
 _TRUST = "SSL_CERT_FILE=FILE names the certificates to trust"
 
+_LIVE_S = 10.0
+"""Within which a server says what it does now; commands may take as long as they do."""
+
 _NEVER = 10**17  # the number of a span that no server lives to see
 
 
@@ -180,7 +183,7 @@ class AdminClient:
         from aegis.telemetry.live_view import Live
 
         path = "/debug/live?" + "&".join(f"{name}={value}" for name, value in msgspec.structs.asdict(seen).items())
-        response = self._send("GET", path)
+        response = self._send("GET", path, within_s=_LIVE_S)
         if response.is_error:
             raise self._refusal(response)
         try:
@@ -221,11 +224,13 @@ class AdminClient:
             raise UserError(f"{self._url} answers, but is no aegis server of this version")
         return response
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, within_s: float | None = None
+    ) -> httpx.Response:
         import httpx  # a tenth of a second, which `aegis --help` need not pay
 
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        timeout = httpx.Timeout(connect=5.0, read=None, write=30.0, pool=None)
+        timeout = httpx.Timeout(connect=5.0, read=within_s, write=30.0, pool=None)
         try:
             return httpx.request(
                 method,

@@ -10,6 +10,7 @@ import pytest
 
 from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake
 from aegis.core.errors import UserError
+from aegis.telemetry.live_view import SeenUntil
 
 GZIPPED = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 5\r\n\r\nhello"
 """By its head."""
@@ -114,6 +115,14 @@ def test_an_answer_that_cannot_be_decoded_is_none_of_a_server() -> None:
         with pytest.raises(UserError, match=r"^no server at "):
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").models()
         answering.join()
+
+
+def test_what_is_live_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aegis.admin_client._LIVE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        url = f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        with pytest.raises(UserError, match=rf"^no server at {url} \(timed out\)"):
+            AdminClient(url).live(SeenUntil())
 
 
 def _answer(listener: socket.socket, reply: bytes) -> None:

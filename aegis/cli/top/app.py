@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from threading import Thread
 from typing import ClassVar
 
 from rich.text import Text
-from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import DataTable, Footer, Static
 
@@ -41,6 +43,7 @@ class Top(App[None]):
         ("q", "quit", "Quit"),
         ("p", "pause", "Pause"),
         ("s", "sort", "Sort models"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(self, client: AdminClient, url: str, every_s: float) -> None:
@@ -51,6 +54,7 @@ class Top(App[None]):
         self._server = FollowedServer()
         self._live: Live | None = None
         self._paused = False
+        self._asking = False
         self._sort = _SORTS[0]
 
     def compose(self) -> ComposeResult:
@@ -82,16 +86,28 @@ class Top(App[None]):
         if self._live:
             self._show(self._live)
 
-    @work(thread=True, exclusive=True, group="ask")
     def _fetch(self) -> None:
-        if self._paused:
-            return
+        """One question at a time, in a thread that nobody who quits has to wait for."""
+        if not self._paused and not self._asking:
+            self._asking = True
+            Thread(target=self._ask, daemon=True).start()
+
+    def _ask(self) -> None:
+        answer: Live | UserError
         try:
-            live = self._client.live(self._server.seen)
+            answer = self._client.live(self._server.seen)
         except UserError as error:
-            self.call_from_thread(self._show_message, f"{error.message} — trying again", "bold red")
+            answer = error
+        if self.is_running:
+            with suppress(RuntimeError, CancelledError):  # it quits just now
+                self.call_from_thread(self._on_answer, answer)
+
+    def _on_answer(self, answer: Live | UserError) -> None:
+        self._asking = False
+        if isinstance(answer, UserError):
+            self._show_message(f"{answer.message} — trying again", "bold red")
         else:
-            self.call_from_thread(self._on_live, live)
+            self._on_live(answer)
 
     def _on_live(self, live: Live) -> None:
         if self._is_shown() and self._server.add(live):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from threading import Event
 from typing import Any
 
 from textual.pilot import Pilot
@@ -11,6 +13,7 @@ from textual.widgets import DataTable, Static
 
 from aegis.admin_client import AdminClient
 from aegis.cli.top.app import Top
+from aegis.core.errors import UserError
 from aegis.telemetry.live_view import Live, SeenUntil
 from tests.unit.proxy.http.live import serving
 from tests.unit.proxy.http.scripted import keyring
@@ -79,6 +82,38 @@ def test_keys_pause_sort_and_quit() -> None:
         await until(pilot, lambda: not app.is_running)
 
     driven(WatchedMarket(3), work)
+
+
+def test_ctrl_c_quits_too() -> None:
+    async def work(app: Top, pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "live" in head(app))
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+    driven(WatchedMarket(3), work)
+
+
+def test_who_quits_does_not_wait_for_a_server_that_hangs() -> None:
+    """Nor is it asked again before it has answered, which takes a connection each time."""
+    asked, over = list[SeenUntil](), Event()
+
+    class Hanging(AdminClient):
+        def live(self, seen: SeenUntil) -> Live:
+            asked.append(seen)
+            over.wait(10 * WITHIN_S)
+            raise UserError("it hung")
+
+    async def main() -> None:
+        app = Top(Hanging("http://u"), "http://u", 0.05)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: bool(asked))
+            await pilot.pause(0.3)
+
+    began_s = time.monotonic()
+    asyncio.run(main())
+    assert len(asked) == 1
+    assert time.monotonic() - began_s < WITHIN_S
+    over.set()
 
 
 def test_an_answer_that_comes_while_it_quits_is_passed_over() -> None:
