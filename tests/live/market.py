@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from aegis.core.errors import ModelRefused
 from aegis.core.model import EngineName, ModelSpec
+from aegis.core.rng import Stream as Draws
 from aegis.models.sources import read_sources
 from aegis.models.terms import Terms
 from aegis.node import instance_processes
 from aegis.node.registration import register
 from tests import checkpoints
+from tests.checkpoints import VOCAB_SIZE
 
 ENGINE: EngineName = "vllm" if os.environ.get("AEGIS_TEST_ENGINE") == "vllm" else "transformers"
 """The configuration that serves the market."""
@@ -105,10 +108,15 @@ def register_all(directory: Path, cache: Path) -> tuple[list[ModelSpec], list[Mo
 @dataclass(frozen=True, slots=True)
 class Greedy:
     """The output of `generate`. `margin` is the least lead that a chosen token had over the second best, in units of
-    the spread of the logits: if it is no more than rounding, the answer is not defined."""
+    the spread of the logits."""
 
     tokens: list[int]
     margin: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it does not hang on rounding, of which a batch of another size makes a tenth of that."""
+        return self.margin > 3e-5
 
 
 class Reference:
@@ -136,6 +144,18 @@ class Reference:
         attended = torch.ones_like(tokens)  # or generate takes tokens of the prompt for padding
         output = self.model.generate(tokens, attention_mask=attended, generation_config=how)
         return Greedy(output.sequences[0, len(prompt) :].tolist(), min(map(_lead, output.scores)))
+
+    def clear_case(
+        self, *of: str | int, length: int, max_tokens: int, begin: Sequence[int] = (), ignore_eos: bool = False
+    ) -> tuple[list[int], Greedy]:
+        """A prompt of so many drawn tokens behind those that it is to begin with, and the answer, which is clear."""
+        for attempt in range(20):
+            draws = Draws(0, *of, attempt)
+            prompt = [*begin, *(draws.below(VOCAB_SIZE) for _ in range(length))]
+            answer = self.greedy(prompt, max_tokens=max_tokens, ignore_eos=ignore_eos)
+            if answer.is_clear:
+                return prompt, answer
+        raise AssertionError(f"nothing is answered clearly: {of}")
 
     def answer(self, prompt: list[int], *, max_tokens: int) -> str:
         """The greedy answer's text. An end token has none."""

@@ -1,4 +1,5 @@
-"""A server with keys, limits and two proxies, which tests share. `test_limits.py` ends it."""
+"""A server with keys, limits and two proxies, which tests share, and which `test_limits.py` ends; and the client of the
+server without them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 
 from tests import checkpoints
@@ -40,3 +42,9 @@ def keyed(
         running = stack.enter_context(launched(directory / "server", cache, *options, environment=environment))
         running.wait_for_ready()
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
+        yield opened

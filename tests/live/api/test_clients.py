@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -199,12 +198,6 @@ def _close(told: list[float], expected: torch.Tensor) -> None:
 
 
 # --- the official client --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 def test_the_openai_client_completes(client: openai.OpenAI, references: dict[str, Reference]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import httpx
@@ -29,12 +28,6 @@ NAMED: Any = {"type": "function", "name": "weather"}
 class Answer(BaseModel):
     kind: Literal["cat", "hat"]
     sure: bool
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("model", first_of(1, ["llama", "qwen3", "mistral"]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -16,12 +15,6 @@ from tests.json_schemas import satisfies
 from tests.live.server import Server
 
 SCHEMAS = 40
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as opened:
-        yield opened
 
 
 def asked(seed: int) -> dict[str, Any]:

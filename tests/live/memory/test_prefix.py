@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from aegis.core.rng import Stream as Draws
-from tests.checkpoints import VOCAB_SIZE
 from tests.live.market import MARKET, Reference
 from tests.live.server import Server, eventually, launched
 from tests.live.streams import Body, run_all
 
 BLOCK = 16
-MARGIN_MIN = 3e-5
 ANSWER = 24
 
 
@@ -51,13 +48,9 @@ def cached(reply: dict[str, Any]) -> int:
 
 def clear_prompt(reference: Reference, *of: object, begin: list[int], tokens: int) -> tuple[list[int], list[int]]:
     """A prompt of so many more tokens whose greedy answer does not hang on rounding, and that answer."""
-    for attempt in range(20):
-        draws = Draws(0, "prefix", *map(str, of), attempt)
-        prompt = begin + [draws.below(VOCAB_SIZE) for _ in range(tokens)]
-        greedy = reference.greedy(prompt, max_tokens=ANSWER, ignore_eos=True)
-        if greedy.margin > MARGIN_MIN:
-            return prompt, greedy.tokens
-    raise AssertionError("nothing is answered clearly")
+    names = ("prefix", *map(str, of))
+    prompt, greedy = reference.clear_case(*names, length=tokens, max_tokens=ANSWER, begin=begin, ignore_eos=True)
+    return prompt, greedy.tokens
 
 
 def kept(server: Server) -> int:

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from aegis.core.rng import Stream as Draws
-from tests.checkpoints import VOCAB_SIZE
 from tests.live import zoo
-from tests.live.market import Greedy, Reference
+from tests.live.market import Reference
 from tests.live.server import Server
 from tests.live.streams import run_all
 
 pytestmark = pytest.mark.long
 
-MARGIN_MIN = 3e-5
 PROMPT_LENGTHS = (3, 40, 120)
 MAX_TOKENS = 40
 
@@ -25,7 +22,7 @@ def test_architectures_that_nobody_tried_answer_as_in_transformers(zoo_server: S
     for model in zoo.SERVED:
         reference = Reference(zoo_dir / model)
         for length in PROMPT_LENGTHS:
-            prompt, answer = _clear_case(reference, model, length)
+            prompt, answer = reference.clear_case("zoo", model, length, length=length, max_tokens=MAX_TOKENS)
             bodies.append({"model": model, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0})
             expected.append(answer)
     for body, stream, answer in zip(bodies, run_all(zoo_server.url, bodies), expected, strict=True):
@@ -40,14 +37,3 @@ def test_what_cannot_be_served_is_refused_with_its_reason(zoo_server: Server) ->
         assert reason in line
         assert zoo_server.get(f"/v1/models/{model}").status_code == 404
     assert {model["id"] for model in zoo_server.get("/v1/models").json()["data"]} == set(zoo.SERVED)
-
-
-def _clear_case(reference: Reference, model: str, length: int) -> tuple[list[int], Greedy]:
-    """A prompt to which the answer does not hang on rounding."""
-    for attempt in range(20):
-        draws = Draws(0, "zoo", model, length, attempt)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(length)]
-        answer = reference.greedy(prompt, max_tokens=MAX_TOKENS)
-        if answer.margin > MARGIN_MIN:
-            return prompt, answer
-    raise AssertionError(f"{model} answers nothing clearly")

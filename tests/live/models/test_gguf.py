@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from aegis.core.rng import Stream as Draws
 from tests import checkpoints, gguf_files
-from tests.checkpoints import VOCAB_SIZE
-from tests.live.market import Greedy, Reference
+from tests.live.market import Reference
 from tests.live.server import SPLIT, launched
 from tests.live.streams import Body, run_all
 
 MAX_TOKENS = 30
-MARGIN_MIN = 3e-5
 WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """K-quants have blocks of 256."""
 
@@ -50,17 +47,6 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     return {name: write(directory, name, *made, **changes) for name, (*made, changes) in FILES.items()}
 
 
-def clear_case(reference: Reference, name: str) -> tuple[list[int], Greedy]:
-    """A prompt to which the answer does not hang on rounding."""
-    for attempt in range(20):
-        draws = Draws(0, "gguf", name, attempt)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(40)]
-        answer = reference.greedy(prompt, max_tokens=MAX_TOKENS)
-        if answer.margin > MARGIN_MIN:
-            return prompt, answer
-    raise AssertionError(f"{name} answers nothing clearly")
-
-
 def test_files_are_served_and_broken_ones_harm_nobody(market: dict[str, Written], tmp_path: Path) -> None:
     alone = market["llama-f16"].file.rename(tmp_path / "llama-f16.gguf")
     options = ["--models", str(alone), "--models", str(market["llama-q4_0"].file.parent), "--dtype", "float32", *SPLIT]
@@ -82,7 +68,7 @@ def test_files_are_served_and_broken_ones_harm_nobody(market: dict[str, Written]
         all_of_them = market | {LATE: late}
         bodies, expected = list[Body](), list[list[int]]()
         for name, written in all_of_them.items():
-            prompt, answer = clear_case(written.reference, name)
+            prompt, answer = written.reference.clear_case("gguf", name, length=40, max_tokens=MAX_TOKENS)
             bodies.append({"model": name, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0})
             expected.append(answer.tokens)
         for body, stream, tokens in zip(bodies, run_all(server.url, bodies), expected, strict=True):

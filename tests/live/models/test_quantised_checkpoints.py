@@ -8,17 +8,15 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from aegis.core.rng import Stream as Draws
 from tests import quantised_checkpoints as made
-from tests.checkpoints import VOCAB_SIZE, write_tokenizer
-from tests.live.market import Greedy, Reference
+from tests.checkpoints import write_tokenizer
+from tests.live.market import Reference
 from tests.live.server import SPLIT, launched
 from tests.live.streams import Body, run_all
 
 pytestmark = pytest.mark.long
 
 MAX_TOKENS = 30
-MARGIN_MIN = 3e-5
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
 
 FORMS: dict[str, tuple[str, dict[str, object], made.Pack, str]] = {
@@ -55,17 +53,6 @@ def market(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
     return {name: write(directory / name, *form) for name, (*form, _) in FORMS.items()}
 
 
-def clear_case(reference: Reference, name: str) -> tuple[list[int], Greedy]:
-    """A prompt to which the answer does not hang on rounding."""
-    for attempt in range(20):
-        draws = Draws(0, "quantised", name, attempt)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(40)]
-        answer = reference.greedy(prompt, max_tokens=MAX_TOKENS)
-        if answer.margin > MARGIN_MIN:
-            return prompt, answer
-    raise AssertionError(f"{name} answers nothing clearly")
-
-
 def test_they_are_served_and_one_that_lies_harms_nobody(market: dict[str, Written], tmp_path: Path) -> None:
     directory = market["llama-fp8"].directory.parent
     late = write(tmp_path / "late" / LATE, "qwen2", AWQ, made.awq(64))
@@ -88,7 +75,7 @@ def test_they_are_served_and_one_that_lies_harms_nobody(market: dict[str, Writte
         assert added.json()["detail"] == "AWQ int4 of groups of 64, runs as int4", added.text
         bodies, expected = list[Body](), list[list[int]]()
         for name, written in (market | {LATE: late}).items():
-            prompt, answer = clear_case(written.reference, name)
+            prompt, answer = written.reference.clear_case("quantised", name, length=40, max_tokens=MAX_TOKENS)
             bodies.append({"model": name, "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0})
             expected.append(answer.tokens)
         for body, stream, tokens in zip(bodies, run_all(server.url, bodies), expected, strict=True):
