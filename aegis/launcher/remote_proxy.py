@@ -31,6 +31,8 @@ from aegis.transport.node_messages import (
     NodeAnswer,
     NodeCall,
     NodeCallCancelled,
+    PermitAnswer,
+    PrefixFound,
     ProxyReport,
     Refusal,
     ResponseCancelled,
@@ -38,10 +40,12 @@ from aegis.transport.node_messages import (
     ScrapeWanted,
     ToProxy,
 )
-from proxy.routing.events import ModelUp
+from proxy.routing.events import ForeignLoad, ModelUp
 
 _logger = logging.getLogger(__name__)
 _NOTHING = Raw(msgspec.msgpack.encode(None))
+_OF_REQUESTS = (ForeignLoad, PermitAnswer, PrefixFound)
+"""Messages that come with requests and tell of no model: with each of them all models would be looked through."""
 
 T = TypeVar("T")
 
@@ -69,7 +73,8 @@ class RemoteProxy:
         """It can look up the models that it is told of."""
         if isinstance(message, ModelUp):
             message = replace(message, spec=self._strip(message.spec))
-        self._link.send(self._identity, [*self._changes(), message])
+        changes = () if isinstance(message, _OF_REQUESTS) else self._changes()
+        self._link.send(self._identity, [*changes, message])
 
     def refresh(self) -> None:
         """Sends changes of models that have no event."""

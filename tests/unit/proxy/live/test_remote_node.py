@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +37,7 @@ from aegis.transport.node_messages import (
     NodeCall,
     NodeCallCancelled,
     Noted,
+    PermitAnswer,
     PrefixFound,
     Registering,
     ResponseCancelled,
@@ -45,7 +47,7 @@ from aegis.transport.node_messages import (
 )
 from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.live.remote_node import RemoteNode
-from proxy.routing.events import ModelUp
+from proxy.routing.events import ForeignLoad, ModelUp
 
 WHO = "proxy-1/1"
 FAMILIES = (Family("aegis:x", "X", "counter", (("aegis:x_total", '{model_name="m"}', 2.0),)),)
@@ -240,6 +242,19 @@ def test_models_are_seen_as_they_are(tmp_path: Path) -> None:
         assert pair.node.models() == {}
 
     paired(tmp_path, work)
+
+
+def test_models_are_not_looked_through_for_each_request() -> None:
+    sent: list[object] = []
+    queries = FakeQueries({"m0": Model(make_spec(0, image_pages=3, block_bytes=1024))})
+    link = SimpleNamespace(send=lambda _, messages: sent.extend(messages))
+    proxy = RemoteProxy("ipc://there", WHO, cast(Any, link), cast(Any, queries))
+    of_requests: list[ToProxy] = [PermitAnswer(1), PrefixFound(1, None), ForeignLoad(InstanceId("i"), 0, ())]
+    for message in of_requests:
+        proxy.deliver(message)
+    assert sent == of_requests
+    proxy.deliver(Registering({}))
+    assert [type(message) for message in sent[3:]] == [Card, Registering]
 
 
 def test_a_model_that_was_added_here_is_there_at_once(tmp_path: Path) -> None:
