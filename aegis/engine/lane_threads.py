@@ -67,6 +67,8 @@ class Computing(threading.local):
 
             # torch prefers it on Hopper, and it plans anew, for some ten or hundred milliseconds, at each new length
             torch.backends.cuda.enable_cudnn_sdp(False)
+            if device.index is not None:  # else leaving the stream would take the thread back to GPU 0, into a context
+                torch.cuda.set_device(device)
             if lane is None:
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             else:

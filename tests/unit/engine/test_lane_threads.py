@@ -218,3 +218,42 @@ def test_inputs_of_steps_are_zeroed_on_the_stream_that_writes_them(monkeypatch: 
     monkeypatch.setattr(GpuDecoder, "on_cuda", on_cuda)
     Computing(torch.device("cuda"), None, Decoders())
     assert seen == ["its own"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_lane_on_another_gpu_makes_no_context_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch sets the device whose stream is entered or left, if it is not the thread's; from CUDA 12 on that makes its
+    context, which takes half a GiB."""
+    from aegis.engine.gpu.decode import GpuDecoder
+
+    contexts = set[int]()
+
+    class Here(threading.local):
+        gpu = 0
+
+        def set(self, gpu: int) -> None:
+            if self.gpu != gpu:
+                self.gpu = gpu
+                contexts.add(gpu)
+
+    here = Here()
+
+    @contextmanager
+    def entered(stream: int) -> Iterator[None]:
+        before = here.gpu
+        here.set(stream)
+        yield
+        here.set(before)
+
+    def step() -> None:
+        compute_in(LANE)
+        with Computing(torch.device("cuda:3"), None, Decoders()).on_stream():
+            pass
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: here.set(device.index))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda _, device: device.index)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(GpuDecoder, "on_cuda", lambda _: GpuDecoder(torch.device("cpu")))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(step).result(60)
+    assert contexts == {3}
