@@ -242,8 +242,9 @@ def _write_bytes(file: Path, nbytes: int, tensors: Iterable[tuple[int, torch.Ten
 
 
 def _ends(model: PreTrainedModel, vocab_size: int) -> tuple[int, ...]:
-    config = model.generation_config or model.config.get_text_config()
-    eos = config.eos_token_id
+    """Many a `generation_config.json` has no more than how to sample."""
+    named = (getattr(each, "eos_token_id", None) for each in (model.generation_config, model.config.get_text_config()))
+    eos = next((each for each in named if each is not None), None)
     ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int for token in ends):
         raise ModelRefused(

@@ -253,6 +253,12 @@ def test_architectures_that_are_no_names_are_refused(source: Source, tmp_path: P
         register(source, dtype="auto", cache_dir=tmp_path / "cache")
 
 
+def test_the_end_is_the_configuration_s_where_the_one_of_generation_names_none(source: Source, tmp_path: Path) -> None:
+    (Path(source.root) / "generation_config.json").write_text('{"temperature": 0.6, "do_sample": true}')
+    spec = register(source, dtype="auto", cache_dir=tmp_path / "cache")
+    assert spec and spec.manifest.eos_token_ids == (1,)
+
+
 ODD: dict[str, tuple[str, dict[str, Any], str]] = {
     "an end": (
         "generation_config.json",
