@@ -227,7 +227,5 @@ def _output_format(body: ResponseBody) -> dict[str, Any] | None:
     if not isinstance(wanted, dict):
         raise body.invalid("text.format", f"must be an object, not {shown(wanted)}")
     if wanted.get("type") != "json_schema":
-        return {"type": wanted.get("type")}
-    names = ("name", "description", "strict", "schema")
-    schema = {name: wanted[name] for name in names if wanted.get(name) is not None}
-    return {"type": "json_schema", "json_schema": schema}
+        return wanted
+    return {"type": "json_schema", "json_schema": {name: wanted[name] for name in wanted if name != "type"}}

@@ -262,6 +262,18 @@ def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
     assert error["param"].startswith("text.format.schema") and "'text.format.schema" in error["message"]
 
 
+def test_a_format_is_read_as_in_chat(trials: GrammarTrials) -> None:
+    behind = market(says("x"))
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+    assert post(behind, PATH, ask(text={"format": tag}), trials).status_code == 200
+    assert behind.submitted[0][2].grammar.kind == "structural_tag"
+    schema = {"name": "n", "schema": {"type": "object"}, "description": None}
+    assert post(behind, PATH, ask(text={"format": {"type": "json_schema"} | schema}), trials).status_code == 200
+    for wrong in ({"type": "json_object", "schema": {}}, {"type": "json_schema", "size": 5} | schema):
+        error = post(behind, PATH, ask(text={"format": wrong}), trials).json()["error"]
+        assert error["code"] == "unknown_parameter" and error["param"] in ("text.format.schema", "text.format.size")
+
+
 @pytest.mark.parametrize(("schema", "choice"), [({"not": {}}, "required"), ({"type": "string"}, "auto")], ids=str)
 def test_a_wrong_schema_is_refused_by_its_place_here(schema: dict[str, Any], choice: str) -> None:
     tools = [{"type": "web_search"}, TOOL | {"parameters": schema}]
