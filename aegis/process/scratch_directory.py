@@ -19,8 +19,9 @@ from pathlib import Path
 
 _OWNER = ".owner"
 
-# Twice: what dies with this process may still have put something there.
-_AT_THE_END_OF_INPUT = 'read -r _; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }'
+# Twice: what dies with this process may still have put something there. Beside the shell, which ends at once: what is
+# no child is not ended by a library that ends the children of its process with it, as Ray does in its workers.
+_AT_THE_END_OF_INPUT = 'exec 3<&0; { read -r _ <&3; rm -rf -- "$0" || { sleep 1; rm -rf -- "$0"; }; } &'
 
 
 @contextmanager
@@ -75,4 +76,5 @@ def _removed_after_us(directory: str) -> Iterator[None]:
         yield
         return
     with shell:
+        shell.wait()
         yield

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,15 +35,32 @@ def test_it_is_gone_on_leaving() -> None:
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
-def test_it_is_gone_when_its_process_is_killed(tmp_path: Path, number: signal.Signals) -> None:
-    command, environment = [sys.executable, "-c", HOLDER], {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path)}
+@contextmanager
+def held(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """By another process, which is ended by whoever asks."""
+    command, environment = [sys.executable, "-c", HOLDER], {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(parent)}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as holder:
         assert holder.stdout
         directory = Path(holder.stdout.readline().strip())
-        assert (directory / "socket").exists() and directory.parent == tmp_path
+        assert (directory / "socket").exists() and directory.parent == parent
+        yield holder, directory
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT, signal.SIGTERM])
+def test_it_is_gone_when_its_process_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    with held(tmp_path) as (holder, directory):
         holder.send_signal(number)
         assert holder.wait(GONE_S) == -number
+    eventually(lambda: not directory.exists(), "the directory is gone", GONE_S)
+
+
+def test_it_is_gone_when_its_process_ends_and_its_children_with_it(tmp_path: Path) -> None:
+    """As a worker of Ray's does, without a word to Python."""
+    with held(tmp_path) as (holder, directory):
+        children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text().split()
+        for pid in children:
+            os.kill(int(pid), signal.SIGKILL)
+        holder.kill()
     eventually(lambda: not directory.exists(), "the directory is gone", GONE_S)
 
 
