@@ -111,14 +111,18 @@ def coming_cards(market: Market) -> list[ComingCard]:
 
 
 def find(market: Market, name: str) -> Served:
-    """Raises UserError: 404 naming near matches."""
+    """Raises UserError: 404 naming near matches, or how far one is that is coming."""
     models = market.models()
     served = models.get(name)
-    if served is None:
+    if served is not None:
+        return served
+    if coming := market.coming().get(name):
+        message = f"model {shown(name)} is not served yet: {coming.progress}"
+    else:
         near = nearest(name, models)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "GET /v1/models lists those there are"
-        raise UserError(f"there is no model {shown(name)}; {hint}", status=404, param="model", code="model_not_found")
-    return served
+        message = f"there is no model {shown(name)}; {hint}"
+    raise UserError(message, status=404, param="model", code="model_not_found")
 
 
 Task = Literal["generate", "embed", "rerank"]

@@ -151,6 +151,13 @@ def test_models_on_their_way_are_listed() -> None:
     assert calling(expecting(), lambda client: client.get("/v1/models/new")).json() == coming
 
 
+@pytest.mark.parametrize("path", ["/models/update", "/models/evict"])
+def test_one_on_its_way_cannot_be_changed_yet_and_that_is_said(path: str) -> None:
+    reply = calling(expecting(), lambda client: client.post(path, json={"model": "new"}))
+    told = "model 'new' is not served yet: reading"
+    assert (reply.status_code, reply.json()["error"]["message"]) == (404, told)
+
+
 def test_a_retry_of_a_stream_that_waits_is_not_answered_twice() -> None:
     """Its id is known to the client before its answer begins."""
     behind = expecting()
