@@ -195,14 +195,10 @@ def limit(
     Example:
       aegis ctl limit mixed-0 256MiB
     """
-    from aegis.config.sizes import parse_size
+    from aegis.cli.size import parse_limit
     from aegis.control.messages import SetLimit
 
-    try:
-        nbytes = parse_size(size)
-    except ValueError as error:
-        raise UserError(f"SIZE: {error}") from None
-    return _send(context.obj, instance, SetLimit(nbytes, context.obj["timeout_s"]))
+    return _send(context.obj, instance, SetLimit(parse_limit(size), context.obj["timeout_s"]))
 
 
 def _role(what: str, name: str) -> Role:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.cli.size import parse_limit
 from aegis.cli.timeout import Timeout
-from aegis.config.sizes import format_size, parse_size
-from aegis.core.errors import UserError
+from aegis.config.sizes import format_size
 
 _Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
 
@@ -66,10 +66,7 @@ def limit_memory(
       aegis memory limit mixed-0 256MiB
       aegis memory limit mixed-0 4GiB --timeout 60
     """
-    try:
-        nbytes = parse_size(size)
-    except ValueError as error:
-        raise UserError(f"SIZE: {error}") from None
+    nbytes = parse_limit(size)
     from aegis.telemetry.memory_report import limit_told
 
     client = AdminClient(url)
