@@ -117,6 +117,7 @@ _COMPUTED = refuses("computes some of its tensors while it builds it")
 _EXPERTS = refuses("packs experts into memory of its own")
 
 ARCHITECTURES = (
+    Architecture("afmoe", _EXPERTS),
     Architecture("apertus", _COMPUTED),
     Architecture("bloom", _COMPUTED, refuses("attention of its own")),
     Architecture("cohere", _YES),
