@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from aegis.core.request import Grammar
+from aegis.engine.grammar.parsed import Kind, Parsed, parse
 
 _NAMES = {
     "json_schema": "JSON Schema",
@@ -37,22 +38,15 @@ _OWN_PLACES = {"ebnf": "line", "regex": "position"}
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
 """In a grammar that XGrammar wrote. It reads as many digits after `\\x` as there are, so also those of the text."""
 
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]')
-_ANY_ESCAPE = re.compile(r"\\(?:u[0-9a-f]{4}|.)")
-_SURROGATE = re.compile(r"\\ud[89a-f]..")
-"""Texts and classes in a grammar that XGrammar wrote, and what is escaped in them."""
-
-_PATTERN = re.compile(r'Regex\("((?:\\.|[^"\\])*)"')
-_QUOTED = re.compile(r'\\(["\\])|\\.')
-"""Regular expressions of a JSON Schema, which stay what they are in such a grammar, quoted."""
-
 _MAY_NAME_SURROGATE = re.compile("d[89a-f][0-9a-f]{2}", re.IGNORECASE)
 """In the client's text, whatever it is escaped with."""
 
 _REASON_CHARACTERS = 120
 _CONTROLS = frozenset(range(0x20))
+_SURROGATES = range(0xD800, 0xE000)
 _LEAD, _CONTINUATIONS = 0xED, range(0xA0, 0xC0)
-"""The first byte that a surrogate would have in UTF-8, which has none: XGrammar takes surrogates for characters."""
+"""The first byte that a surrogate would have in UTF-8, which has none, and the second: XGrammar takes surrogates for
+characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +120,7 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
     }[grammar.kind]
     try:
         compiled = compile_it(grammar.text)
-        has_surrogate = _MAY_NAME_SURROGATE.search(grammar.text) and _names_surrogate(str(compiled.grammar))
+        has_surrogate = _MAY_NAME_SURROGATE.search(grammar.text) and _names_surrogate(parse(grammar))
     except (RuntimeError, ValueError) as error:
         reason = _reason(grammar.kind, str(error))
         says = f"; XGrammar says {reason!r}" if reason else ""
@@ -138,17 +132,24 @@ def compile_grammar(vocabulary: Vocabulary, grammar: Grammar) -> Compiled:
     return Compiled(compiled, vocabulary)
 
 
-def _names_surrogate(written: str) -> bool:
-    """Of a grammar as XGrammar writes it: whether it does so in a text or in a class, but for those of all characters
-    but some."""
-    patterns = [_QUOTED.sub(lambda escape: escape[1] or escape[0], text) for text in _PATTERN.findall(written)]
-    named = (
-        _SURROGATE.fullmatch(escape)
-        for part in _LITERAL.findall(_PATTERN.sub("", written))
-        if not part.startswith("[^")
-        for escape in _ANY_ESCAPE.findall(part)
-    )
-    return any(named) or any(_names_surrogate(str(xgrammar.Grammar.from_regex(pattern))) for pattern in patterns)
+def _names_surrogate(parsed: Parsed) -> bool:
+    """Whether it does so in a text, or at an end of a range of a class, but for those of all characters but some."""
+    for kind, values in parsed.expressions():
+        match kind:
+            case Kind.TEXT if _has_surrogate(_bytes_of(values)):
+                return True
+            case Kind.CHARACTERS | Kind.REPEATED if not values[0] and any(end in _SURROGATES for end in values[1:]):
+                return True
+            case Kind.REGEX:  # of a JSON Schema
+                pattern = _bytes_of(values[1:])
+                if _has_surrogate(pattern) or _names_surrogate(parse(Grammar("regex", pattern.decode()))):
+                    return True
+    return False
+
+
+def _bytes_of(values: Sequence[int]) -> bytes:
+    """Some of XGrammar's bytes are signed."""
+    return bytes(value & 0xFF for value in values)
 
 
 def _without_blanks(structural_tag: str) -> str:

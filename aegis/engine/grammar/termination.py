@@ -7,45 +7,16 @@ its leaves upwards, each expression once (the emptiness test of context-free gra
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from typing import Any
-
-import msgspec
-import xgrammar
 
 from aegis.core.request import Grammar
+from aegis.engine.grammar.parsed import Kind, Parsed, parse
 
 _LAST_CHARACTER = 0x10FFFF
 
 
-class _Kind(IntEnum):
-    """XGrammar's numbers of those expressions that may derive nothing; any other counts as productive."""
-
-    CHARACTERS = 1
-    RULE = 4
-    SEQUENCE = 5
-    CHOICES = 6
-    REPEAT = 8
-
-
-class _Parsed(msgspec.Struct):
-    """Of what XGrammar writes down: expression `n` is its kind, a length and so many numbers, from `indptr[n]` on."""
-
-    rules: list[list[Any]]  # a name, the number of an expression, and more
-    root_rule_id: int
-    grammar_expr_data: list[int]
-    grammar_expr_indptr: list[int]
-
-
 def derives_a_text(grammar: Grammar) -> bool:
     """False if every way through the grammar goes on for ever. It must compile."""
-    parse = {
-        "json_schema": xgrammar.Grammar.from_json_schema,
-        "regex": xgrammar.Grammar.from_regex,
-        "ebnf": xgrammar.Grammar.from_ebnf,
-        "structural_tag": xgrammar.Grammar.from_structural_tag,
-    }[grammar.kind]
-    parsed = msgspec.json.decode(parse(grammar.text).serialize_json(), type=_Parsed)
+    parsed = parse(grammar)
     expressions = len(parsed.grammar_expr_indptr)
     lacking: list[int] = []  # so many of the parts of each node have to be found productive yet; rules come last
     users: list[list[int]] = [[] for _ in range(expressions + len(parsed.rules))]
@@ -62,21 +33,21 @@ def derives_a_text(grammar: Grammar) -> bool:
     return lacking[expressions + parsed.root_rule_id] <= 0
 
 
-def _nodes(parsed: _Parsed) -> Iterator[tuple[int, Sequence[int]]]:
-    """Of each expression, then of each rule: how many of its parts it needs, and its parts."""
-    data, first_rule = parsed.grammar_expr_data, len(parsed.grammar_expr_indptr)
-    for at in parsed.grammar_expr_indptr:
-        kind, values = data[at], data[at + 2 : at + 2 + data[at + 1]]
+def _nodes(parsed: Parsed) -> Iterator[tuple[int, Sequence[int]]]:
+    """For each expression, then for each rule: how many of its parts it needs, and its parts. Expressions of kinds that
+    always derive something need none."""
+    first_rule = len(parsed.grammar_expr_indptr)
+    for kind, values in parsed.expressions():
         match kind:
-            case _Kind.CHARACTERS:
+            case Kind.CHARACTERS:
                 yield int(_has_none(values)), ()
-            case _Kind.RULE:
+            case Kind.RULE:
                 yield 1, (first_rule + values[0],)
-            case _Kind.SEQUENCE:
+            case Kind.SEQUENCE:
                 yield len(values), values
-            case _Kind.CHOICES:
+            case Kind.CHOICES:
                 yield 1, values
-            case _Kind.REPEAT if values[1] > 0:
+            case Kind.REPEAT if values[1] > 0:
                 yield 1, (first_rule + values[0],)
             case _:
                 yield 0, ()

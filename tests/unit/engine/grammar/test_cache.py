@@ -230,6 +230,7 @@ PATTERN = '{"type": "string", "pattern": "^\\\\ud83d\\\\ude00$"}'
         Grammar("regex", r"a\ud83d\ude00"),
         Grammar("regex", r"[\u{0D800}-\u{dfff}]"),
         Grammar("ebnf", r'root ::= "\U0000dfff"'),
+        Grammar("ebnf", r'root ::= "[^" [\ud800]*'),
         Grammar("json_schema", PATTERN),
         Grammar(
             "structural_tag",
