@@ -12,7 +12,7 @@ from memory.ledger import Ledger
 
 
 class Adapters:
-    """On the accounts of a ledger."""
+    """The adapters that an instance's sequences need: whether they are on the device, and what room they take."""
 
     def __init__(self, ledger: Ledger, work: WorkList) -> None:
         self._ledger = ledger
@@ -31,7 +31,7 @@ class Adapters:
         return {s.job.adapter for batch in batches for s in batch.sequences if s.job.adapter is not None}
 
     def places(self) -> dict[ModelId, int]:
-        """Of each adapter that is wanted the first place of its batches in the order of turns."""
+        """For each adapter that is wanted, the place of the first batch that needs it in the order of turns."""
         places: dict[ModelId, int] = {}
         if self._ledger.adapters:
             for place, batch in enumerate(self._work.upcoming()):
@@ -41,7 +41,7 @@ class Adapters:
         return places
 
     def pages(self, sequence: Sequence) -> int:
-        """Of its adapter, if that is still to be loaded."""
+        """The pages that the sequence's adapter takes; none if it is there or on its way, or if there is no adapter."""
         adapter, weights = sequence.job.adapter, self._ledger.weights
         if adapter is None or weights.is_resident(adapter) or weights.is_loading(adapter):
             return 0

@@ -19,7 +19,7 @@ from memory.ledger import Ledger
 
 
 class BatchViews:
-    """Of the batches of one instance."""
+    """Makes the views of one instance's batches that its policy sees."""
 
     def __init__(
         self,

@@ -507,7 +507,7 @@ class DecodeCore:
         return not waits and self._stuck(turn)
 
     def _there(self, batch: Batch) -> list[Sequence]:
-        """Its sequences that the first lane can decode."""
+        """The sequences of the batch that the first lane can decode now."""
         here = [s for s in batch.sequences if s.where is DEVICE and not s.lacks and not s.beside and not s.leaving]
         return [s for s in here if self._eviction.adapters.there(s)] if self.ledger.adapters else here
 

@@ -301,7 +301,7 @@ class Eviction:
         return self._losing(alike)
 
     def _losing(self, batches: Iterable[Batch]) -> list[Batch]:
-        """Those that have KV on the device for which the host has no room."""
+        """The batches with KV on the device that would be lost, because the host has no room for it."""
         return [b for b in batches if any([s.where is DEVICE and self._kv.loses(s) for s in b.sequences])]
 
     def _put_away_others(self, needed: ModelId | None, *, but: Iterable[Batch] = ()) -> Room:
@@ -322,11 +322,11 @@ class Eviction:
         return Room.NONE
 
     def _idle(self, batch: Batch) -> list[Sequence]:
-        """Its sequences whose KV is on the device and may leave."""
+        """The batch's sequences whose KV is on the device and may leave it: they are in no run."""
         return [s for s in batch.sequences if s.where is DEVICE and s not in self._work.busy]
 
     def _idle_alike(self, batch: Batch) -> list[Sequence]:
-        """The same of the other batches of its model, those whose turns come last at the end."""
+        """Such sequences of the other batches of its model; those whose turns come last are at the end."""
         others = [other for other in self._work.upcoming() if other.model == batch.model and other is not batch]
         return [sequence for other in others for sequence in self._idle(other)]
 

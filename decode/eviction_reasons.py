@@ -59,7 +59,7 @@ class EvictionReasons:
         return self._decision(model, (sequence,), what, why)
 
     def rotated(self, last: Request, first: Request) -> Decision:
-        """Its KV is on its way to host memory for that of another one of its batch."""
+        """KV of the `last` request goes to host memory, to make room for that of the `first` one of its batch."""
         job, model = last.job, last.job.model
         what = f"KV of {request_of(job.request, model, job.priority)} moves to host memory for another of its batch"
         why = Why(
@@ -68,7 +68,7 @@ class EvictionReasons:
         return self._decision(model, (last,), what, why)
 
     def gave_up(self, sequence: Request, because: str) -> Decision:
-        """It is to be placed and prefilled again."""
+        """The request is given up here; its proxy places it anew, and it is prefilled again."""
         job = sequence.job
         what = given_up(job.request, job.model, sequence.generated, job.priority)
         why = Why(f"{because}; it is to be prefilled again")

@@ -42,7 +42,7 @@ class _Wanted:
 
 
 class HandOvers:
-    """Those of one instance."""
+    """The sequences that one instance is to hand over, and the models whose requests are to come to it."""
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Phases:
         self._set(stopped, running=False)
 
     def leave(self, sequence: Sequence) -> None:
-        """It is about to be dropped."""
+        """The sequence is about to be dropped: it does not count as running any more."""
         self.running -= sequence.running
 
     def _set(self, changed: list[Sequence], *, running: bool) -> None:

@@ -204,7 +204,7 @@ class SecondLane:
         return own or self._eviction.fits(sequence)
 
     def _rows(self, batch: Batch) -> list[Sequence]:
-        """Its sequences that can have a step without anything leaving the device."""
+        """The sequences of the batch that can have a step without anything having to leave the device."""
         ready = [s for s in batch.sequences if s.where is Where.DEVICE and not s.lacks and not s.leaving]
         return [s for s in ready if self._eviction.fits(s)]
 
@@ -270,7 +270,7 @@ class SecondLane:
         return sequences, prompts
 
     def forget_left(self) -> list[Sequence]:
-        """Those whose steps have ended on the second lane and go on on neither."""
+        """The sequences whose steps on the second lane have ended and that are in a run or turn of neither lane."""
         left, self.left, turn = self.left, (), self._work.turn
         own = turn.batch.sequences if turn else ()
         return [s for s in left if not s.dropped and s not in own and s not in self._work.busy]
@@ -318,7 +318,7 @@ class SecondLane:
     def learn_prompts(
         self, stepped: tuple[Sequence, ...], rows: tuple[Row, ...], streams: tuple[Sequence, ...], event: Stepped
     ) -> None:
-        """Of a step of these `rows` of prompts, beside which `streams` decoded."""
+        """Learns how long a step took that had these `rows` of prompts, and in which `streams` decoded."""
         model, pieces = stepped[0].job.model, learnt_pieces(stepped, rows)
         if event.duration_ns and not self.saw_prefill(model, pieces, event):
             self._prompt_rows.learn(pieces, streams, model, event.duration_ns)

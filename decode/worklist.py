@@ -110,7 +110,7 @@ class RunningTurn:
         self.switching.loading_ns = now_ns
 
     def loaded(self, now_ns: int) -> None:
-        """Its weights are there."""
+        """The weights of the turn's model are on the device."""
         self.waits = False
         self.switching.loaded(now_ns)
 
@@ -223,7 +223,8 @@ class WorkList:
         self._reordered()
 
     def waits_again(self, sequence: Sequence, *, was_all: bool) -> None:
-        """Its prompt is to be run again, which `was_all` to be run in the step that has failed."""
+        """The step that ran the sequence's prompt has failed, so that it is to be run again; `was_all`: the step was to
+        run all that was left of it."""
         batch = next(b for b in self.batches if sequence in b.sequences)
         batch.resting = None
         batch.waiting += was_all

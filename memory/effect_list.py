@@ -8,7 +8,7 @@ from memory.ledger import Ledger
 
 
 class EffectList:
-    """In the order in which they are to be performed."""
+    """The effects so far, in the order in which the shell is to perform them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

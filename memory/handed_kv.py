@@ -11,7 +11,7 @@ from memory.slab_pool import SlabPool
 
 
 class HandedKv:
-    """That of one instance, whose host slabs are `host`."""
+    """The KV that one instance has handed over, all of it in `host`, its host slabs."""
 
     def __init__(self, instance: InstanceId, machine: MachineId, host: SlabPool) -> None:
         self._instance = instance

@@ -170,7 +170,7 @@ class ModelCache:
         return self._drain()
 
     def unpin(self, model: ModelId) -> None:
-        """It may leave like any other."""
+        """The image may leave the cache like any other."""
         self._images[model].pinned = False
 
     def drop(self, model: ModelId) -> list[CacheEffect]:
@@ -237,7 +237,7 @@ class ModelCache:
         return [NotifyInstance(instance, ImageCached(model, extents)) for model, extents in cached]
 
     def lost(self, instance: InstanceId) -> list[CacheEffect]:
-        """Its process is gone, and with it every load."""
+        """The instance's process is gone, and with it every load of an image."""
         self._up.discard(instance)
         for model in [model for model, image in self._images.items() if instance in image.answers]:
             self._answered(model, instance)

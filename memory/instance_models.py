@@ -32,7 +32,7 @@ class InstanceModels:
         return added
 
     def drop(self, model: ModelId) -> None:
-        """As soon as it is not in use."""
+        """Drops the model as soon as it is not in use."""
         if model in self._ledger.specs:
             self._dropping.add(model)
         else:

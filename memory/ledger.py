@@ -226,7 +226,7 @@ class Ledger:
         return self._copy(StreamName.SWAP_OUT, shape, device, host, None, ahead=ahead)
 
     def copy_within(self, shape: KvShape, source: Sequence[BlockRun], target: Sequence[BlockRun]) -> None:
-        """From blocks of the device to others, before anything else is done."""
+        """Copies blocks of the device to others there, before anything else is done."""
         self.effects.append(MoveBlocks(shape, paired(source, target)))
 
     def compact(self, shape: KvShape, blocks: Sequence[BlockRun]) -> tuple[BlockCopy, ...]:

@@ -123,7 +123,7 @@ class PageArbiter:
         return self._pool.held(instance)
 
     def use(self) -> dict[InstanceId, InstanceUse]:
-        """From any thread."""
+        """What each instance holds and wants. May be called from any thread."""
         return {
             name: InstanceUse(
                 self.held(name), member.limit, self._request_of(name).count, member.idle_since_ns is not None
@@ -139,7 +139,7 @@ class PageArbiter:
         self._members[instance] = _Member(self._limits.pop(instance, self.capacity))
 
     def lost(self, instance: InstanceId) -> list[ArbiterEffect]:
-        """Its process is gone, and with it every mapping of its pages."""
+        """The instance's process is gone, and with it every mapping of its pages."""
         member = self._members.pop(instance)
         self._requests.pop(instance, None)
         commands = [limit.command for limit in member.limits]

@@ -60,7 +60,7 @@ class Slab:
         self.used |= blocks
 
     def give_up(self, blocks: int) -> None:
-        """They are reserved or used no more; what they are now is the caller's to say."""
+        """The blocks are not reserved or used any more; the caller says what they are now."""
         reserved = self.reserved & blocks
         used = blocks ^ reserved
         assert self.used & used == used, "free, or moving"
@@ -74,7 +74,7 @@ class Slab:
         return bool(self.reserved or self.used or self.moving)
 
     def reclaim(self, blocks: int) -> None:
-        """They move no more, likewise."""
+        """The blocks are not moving any more; the caller says what they are now."""
         assert self.moving & blocks == blocks, "not moving"
         self.moving ^= blocks
 
@@ -199,5 +199,5 @@ class ShapeSlabs:
 
 
 def _rank(slab: Slab) -> int:
-    """In their order: the fullest first, of equal ones the lowest."""
+    """The place of the slab in the order of filling: the fullest first, of equal ones the lowest."""
     return slab.vacant << _SLAB_BITS | slab.slab

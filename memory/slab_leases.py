@@ -145,7 +145,7 @@ class SlabLeases:
         return self.serve()
 
     def _wanted_until(self, last: InstanceId) -> int:
-        """By all in line up to this one."""
+        """The number of slabs that the instances in line want together, up to this one."""
         wanted = 0
         for instance, count in self._wanted.items():
             wanted += count

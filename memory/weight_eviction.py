@@ -24,7 +24,7 @@ class WeightReasons(Protocol):
 
 
 class WeightEviction:
-    """On the ledger's books."""
+    """Evicts weights of one instance, on the accounts of its ledger."""
 
     def __init__(self, ledger: Ledger, reasons: WeightReasons | None) -> None:
         self._ledger = ledger

@@ -141,7 +141,7 @@ class Queue:
         return list(dict.fromkeys([group.model for group in self.groups if group.jobs]))
 
     def adapters(self) -> list[ModelId]:
-        """Of the jobs that wait."""
+        """The adapters of the jobs that wait."""
         return [job.adapter for group in self.groups for job in group.jobs if job.adapter is not None]
 
     def drain(self, model: ModelId) -> list[Job]:

@@ -70,7 +70,7 @@ def why(waiting: WaitingJobs, order: Sequence[int], now_ns: int, because: str) -
 
 
 def _contender(job: PrefillJob, waiting: WaitingJobs, now_ns: int) -> Contender:
-    """It wants `token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
+    """The job among those that could be next, described like `token due in 1.2 s, prefill 400 ms, weights 450 ms`."""
     load_ns = waiting.load_ns.get(job.model, 0)
     parts = [due("token", job.due_ns - now_ns), takes("prefill", job.prefill_ns)]
     if load_ns:

@@ -34,7 +34,7 @@ class PeerLinks:
         self._staged: dict[InstanceId, int] = {}  # words of those that have carried
 
     def join(self, instance: InstanceId, address: str) -> None:
-        """It is on the device whose memory is there, one of those that reach each other."""
+        """The instance is on the device whose memory is at `address`. Those that join reach each other's memory."""
         self._devices[instance] = address
         self._loading[instance] = {}
 

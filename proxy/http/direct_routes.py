@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 
 class DirectRoute(APIRoute):
-    """Its endpoint takes the request and nothing else."""
+    """A route whose endpoint takes the request and nothing else, so that FastAPI has nothing to resolve."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint

@@ -71,7 +71,7 @@ def error_body(error: UserError) -> ErrorBody:
 
 
 def error_reply(error: UserError, scope: Scope | None = None) -> Response:
-    """In the form of the API whose path the request has."""
+    """The reply that tells the client of the error, in the form of the API that the request's path belongs to."""
     headers = {}
     if retry_s := error.retry_after_s or _RETRY_AFTER_S.get(error.status):
         headers["retry-after"] = str(retry_s)

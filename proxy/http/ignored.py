@@ -22,7 +22,7 @@ class Ignored:
         self._parts.append(f"{place} ({kind})" if kind else place)
 
     def told(self, within: str = "", characters_max: int = _CHARACTERS_MAX) -> str:
-        """Those whose places begin with `within`, on one line."""
+        """The ignored parameters whose places begin with `within`, on one line."""
         text = ", ".join(part for part in self._parts if part.startswith(within))[:characters_max]
         return "".join(character if " " <= character <= "~" else "?" for character in text)
 

@@ -57,7 +57,7 @@ class Failed(Struct, frozen=True):
     kind: Failure = Failure.GENERATION
 
     def error(self) -> UserError:
-        """For the client."""
+        """The failure as the client is told of it."""
         status = _STATUS.get(self.kind, self.status)
         fault = "server_error" if self.kind not in _OF_CLIENTS else "invalid_request_error"
         return UserError(self.message, status=status, code=self.kind, kind=fault)
@@ -137,7 +137,7 @@ class Served(Protocol):
 
     @property
     def pace(self) -> Pace | None:
-        """Of its streams that do not say; None: the server's."""
+        """The pace of the model's streams that do not ask for one; None: the server's."""
         ...
 
     @property
@@ -182,7 +182,7 @@ class ServerQueries(Protocol):
         ...
 
     async def metrics(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics of the server, in Prometheus' text format."""
         ...
 
     async def spans(self, since: int) -> tuple[list[Span], int]:
@@ -235,11 +235,11 @@ class Permit(Protocol):
     """The permit of one request to begin."""
 
     def use(self, tokens: int) -> None:
-        """Its prompts have so many tokens."""
+        """The request's prompts turned out to have so many tokens, which count for the limits of its key."""
         ...
 
     def close(self, tokens: int) -> None:
-        """It has ended, with an answer of so many tokens."""
+        """The request has ended, with an answer of so many tokens, which count too."""
         ...
 
 
@@ -256,7 +256,7 @@ class Market(Protocol):
 
     @property
     def keys(self) -> Keyring:
-        """As they are now: they may be replaced at any time."""
+        """The keys that clients may send at present: they may be replaced at any time."""
         ...
 
     def models(self) -> Mapping[str, Served]:

@@ -44,7 +44,7 @@ class WithoutDefault(Parameter[T, Never]):
 
 
 def required(parameter: Parameter[T, Any]) -> Parameter[T, Never]:
-    """The same parameter, refused if it is absent."""
+    """Makes the parameter one that requests have to have."""
     parameter.required, parameter.has_default = True, False
     return parameter
 
@@ -283,7 +283,7 @@ def _unsupported(kind: type[Fields]) -> tuple[frozenset[str], tuple[Unsupported,
 
 
 def parameters_of(kind: type[Fields]) -> dict[str, Parameter[Any, Any]]:
-    """By name, without those that are refused whatever their value."""
+    """The parameters of a body by their names, without those that are refused whatever their value."""
     declared = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
     return {
         name: each

@@ -54,5 +54,5 @@ def is_new(request: Request) -> bool:
 
 
 def make_known(request: Request) -> None:
-    """Its id is known from now on."""
+    """Somebody knows the request's id from now on, so that it is not new any more."""
     request.state.request_id_known = True

@@ -26,7 +26,7 @@ class TlsFiles(Struct, frozen=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The same for all proxies of a server, but for `proxy`."""
+    """What the HTTP side is set to; all proxies of a server have the same, but for `proxy`."""
 
     proxy: str = "proxy-0"  # its name, which every reply has
     host: str = ""  # the address that the server was told to listen on

@@ -52,7 +52,7 @@ class UnreadAnswers:
         self._waiting.add(waiting)
 
     def grow(self, share: AnswerBytes, nbytes: int) -> None:
-        """By what is negative, it shrinks."""
+        """`nbytes` more of the answer wait to be read by its client; fewer, where that is negative."""
         share.nbytes += nbytes
         self.nbytes += nbytes
         too_much = share.nbytes > self._answer_bytes_max or self.nbytes > self._all_bytes_max

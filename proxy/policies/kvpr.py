@@ -33,7 +33,7 @@ class KvPressureRatio:
         rates, weights = defaultdict[int, float](float), defaultdict[int, int](int)
 
         def pressure(instance: InstanceView, model: ModelView) -> float:
-            """With the model's weights there, and without its requests."""
+            """The pressure of the instance with the model's weights there, and without the model's requests."""
             free = [instance.memory_bytes - weights[device] - model.weight_bytes for device in instance.devices]
             if min(free) <= 0:
                 return _FULL

@@ -74,7 +74,7 @@ class _Option(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pressure:
-    """In millionths of a device's time."""
+    """The policy. A device that wants more than `short_ppm` of its time, in millionths, is short of it."""
 
     short_ppm: int = 800_000
     rules: PlacementRules = _RULES

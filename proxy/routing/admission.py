@@ -150,7 +150,7 @@ class Admission:
         )
 
     def down(self, instance: InstanceId) -> None:
-        """It is gone, with all that was there."""
+        """The instance is gone, with all that was there."""
         self._pace.down(instance)
         self._drop([key for key in self._more if key[0] == instance])
 

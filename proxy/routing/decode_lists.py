@@ -277,7 +277,7 @@ class DecodeLists:
             self._lists[share.instance].changed[model] = self._repriced[share.instance] = None
 
     def set_foreign(self, instance: InstanceId, loads: Iterable[ModelLoad]) -> None:
-        """These requests of other proxies are there, and no more; all their models are known."""
+        """The requests of other proxies on the instance are these now; all their models are known."""
         known = self._lists[instance]
         now = {load.model: load for load in loads}
         before = {model: held.foreign for model, held in known.held.items() if held.foreign}

@@ -38,7 +38,7 @@ class MessageReceived(Struct, frozen=True):
 
 
 class InstanceUp(Struct, frozen=True):
-    """Its process serves: all models were sent to it before anything this core sends."""
+    """The instance's process serves: all models were sent to it before anything that this core sends."""
 
     instance: InstanceId
     role: Role
@@ -70,7 +70,7 @@ class ModelAway(Struct, frozen=True, tag=True):
 
 
 class SloSet(Struct, frozen=True, tag=True):
-    """From now on the model's tokens are due so. One that is not up, or not any more, has none."""
+    """From now on the model's tokens are due as `slo` says. A model that is not up, or not any more, is left out."""
 
     model: ModelId
     slo: Slo

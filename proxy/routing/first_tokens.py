@@ -57,7 +57,7 @@ class FirstTokens:
         self._places[request] = (instance, work)
 
     def remove(self, request: RequestId) -> None:
-        """It has its first token, or waits no more; it may be here or not."""
+        """The request has its first token, or waits no more. It need not be among those that are known here."""
         place = self._places.pop(request, None)
         if place is None:
             return
@@ -86,7 +86,7 @@ class FirstTokens:
         return sum(self.by_model_ns(instance, active).values())
 
     def by_model_ns(self, instance: InstanceId, active: Container[ModelId] = ()) -> dict[ModelId, int]:
-        """The same, of each model that waits there."""
+        """The same time for each model that waits there."""
         waiting = self._waiting.get(instance)
         return {m: self._model_ns(m, s, active) for m, s in waiting.models.items()} if waiting else {}
 

@@ -40,7 +40,7 @@ class Places:
         return instance in self._places.get(model, ())
 
     def of(self, model: ModelId, up: Container[InstanceId], lists: DecodeView) -> InstanceId | None:
-        """That of them that is `up` and under least pressure, if any is."""
+        """Of the model's places the one that is `up` and under least pressure; None if none is up."""
         places = [home for home in self._places.get(model, ()) if home in up]
         return (
             min(places, key=lambda home: (lists.load_ppm(home), home)) if len(places) > 1 else next(iter(places), None)
@@ -121,7 +121,7 @@ class Moves:
         return move.target
 
     def left(self, model: ModelId, request: RequestId) -> None:
-        """It is not where it was, or has ended."""
+        """The request is not where it was any more, or has ended."""
         move = self._moves.get(model)
         if move and move.asked:
             move.asked.discard(request)
@@ -140,7 +140,7 @@ class Moves:
             move.lost, move.asked = "the model was removed", set()
 
     def ended(self) -> list[ModelMoved]:
-        """Those that are over."""
+        """The moves that are over, which are forgotten here."""
         over = [(model, move) for model, move in self._moves.items() if move.asked is not None and not move.asked]
         for model, _ in over:
             del self._moves[model]

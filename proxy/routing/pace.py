@@ -35,7 +35,7 @@ class _Paced:
         self.wants(request, slo, now_ns)
 
     def wants(self, request: RequestId, slo: Slo, now_ns: int) -> None:
-        """From now on it wants a token every TBT."""
+        """From now on the stream wants a token every TBT."""
         self.until(now_ns)
         self.length_ns = min(self.length_ns, slo.ttft_ns)
         rate = 1 / slo.tbt_ns
@@ -61,7 +61,7 @@ class _Paced:
 
 
 class Pace:
-    """Of the instances that decode, by the streams of one proxy."""
+    """How well the instances that decode keep up with the streams of one proxy."""
 
     __slots__ = ("_paced",)
 
@@ -69,7 +69,7 @@ class Pace:
         self._paced: defaultdict[InstanceId, _Paced] = defaultdict(_Paced)
 
     def tokens(self, instance: InstanceId, request: RequestId, count: int, slo: Slo, now_ns: int) -> None:
-        """They came from there; the first ones begin a stream."""
+        """So many tokens of the request came from the instance; the first ones begin a stream."""
         paced = self._paced[instance]
         rate = paced.streams.get(request)
         if rate is None:

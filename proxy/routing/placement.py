@@ -211,7 +211,8 @@ class Placement:
         )
 
     def _places_of(self, model: ModelId, instances: Mapping[InstanceId, InstanceView]) -> tuple[InstanceId, ...]:
-        """Those that were set and are up; else where it has requests, the most first."""
+        """The places that were set for the model and are up; if there are none, those where it has requests, the most
+        first."""
         places = tuple([home for home in self._places.get(model, ()) if home in instances])
         if places:
             return places

@@ -241,7 +241,7 @@ class PrefillQueues:
         self._moved[instance] = queue
 
     def reprice(self, model: ModelId) -> None:
-        """Its estimates have moved."""
+        """The model's estimates have changed: what waits of it is estimated anew."""
         for backlog in self._backlogs[model].values():
             self._price(backlog, self._latency[model])
 
@@ -263,7 +263,7 @@ class PrefillQueues:
     # --- groups -------------------------------------------------------------------------------------------------------
 
     def _append(self, queue: _Queue, model: ModelId) -> _Group:
-        """It has no price until there is a job in it."""
+        """Appends a group of the model to the queue. It has no price until there is a job in it."""
         backlogs = self._backlogs[model]
         backlog = backlogs.get(queue.instance)
         if backlog is None:

@@ -30,7 +30,7 @@ class PlaceReasons:
         return _decision(job, work, chosen, _how(work), self._why_place(work, lists, chosen), now_ns)
 
     def place_at_home(self, job: Job, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
-        """Likewise, where it is set to which instances requests of the model go."""
+        """The same, where it is set to which instances requests of the model go."""
         why = Why(f"its model was placed there; {percent(lists.load_ppm(chosen))} of the instance's time are wanted")
         return _decision(job, work, chosen, _how(work), why, now_ns)
 

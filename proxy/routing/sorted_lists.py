@@ -19,7 +19,7 @@ def renew(ordered: list[_T], old: _T | None, new: _T | None) -> None:
 
 
 def renew_in_place(ordered: list[_T], old: _T | None, new: _T | None) -> None:
-    """The same where both have the same place."""
+    """The same as `renew`, where the new entry belongs to the place of the old one."""
     if old is not None and new is not None:
         ordered[bisect_left(ordered, old)] = new
     else:

@@ -22,7 +22,7 @@ _PICTURES = ("document", "image")
 
 
 class TurnList(Items):
-    """At least one."""
+    """A list of turns that has at least one."""
 
     def check(self, value: Any, fields: Fields, name: str) -> list[Any]:
         turns = Items.check(self, value, fields, name)

@@ -116,7 +116,7 @@ def _thinks(body: TokensBody) -> bool | None:
 
 
 def _output_format(body: TokensBody) -> dict[str, Any] | None:
-    """As chat takes it. The format is in `output_config`, or under its older name."""
+    """The format as a chat request has it. Here it is in `output_config`, or under its older name."""
     config = body.output_config or {}
     name, wanted = "output_config.format", config.get("format")
     if wanted is None:

@@ -106,7 +106,7 @@ class MessageShape:
 
 
 def _call_id(message_id: str, call: int, *, mistral: bool) -> str:
-    """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+    """An id that is the same when the request is retried. Mistral's templates take ids of nine characters only."""
     digest = blake2b(f"{message_id} {call}".encode(), digest_size=12).hexdigest()
     return digest[:9] if mistral else f"toolu_{digest}"
 

@@ -187,7 +187,7 @@ class ChatShape(ChunkShape, frozen=True):
         return ToolCall(Function("".join(said), begun.name), UNSET, self._call_id(choice, begun.index), "function")
 
     def _call_id(self, choice: int, call: int) -> str:
-        """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+        """An id that is the same when the request is retried. Mistral's templates take ids of nine characters only."""
         digest = blake2b(f"{self.id} {choice} {call}".encode(), digest_size=12).hexdigest()
         mistral = self.reading.tools and self.reading.tools.form is MISTRAL
         return digest[:9] if mistral else f"call_{digest}"

@@ -266,5 +266,5 @@ def _single(delivery: Delivery) -> Sequence[Delivery]:
 
 
 def _tokens_of(piece: Piece) -> int:
-    """Of those that are paced: none where it only says that it is the last one."""
+    """The tokens of the piece that the pace counts: none where it only says that the stream has ended."""
     return int(piece.finish is None or bool(piece.tokens))

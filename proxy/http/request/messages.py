@@ -110,7 +110,7 @@ class ToolMessage(PromptMessage):
 
 @dataclass(slots=True, eq=False)
 class Messages(WithoutDefault[list[Any]]):
-    """At least one. `read_messages` reads each."""
+    """A list with at least one message; `read_messages` reads each."""
 
     def check(self, value: Any, fields: Fields, name: str) -> list[Any]:
         messages = [] if value is None else _LIST.check(value, fields, name)

@@ -35,7 +35,7 @@ Work = Callable[[Request, RunningResponse], Awaitable[Response]]
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """Of one response, which is kept under `key`; `nbytes` is the size of its conversation."""
+    """What one background response takes, which is kept under `key`; `nbytes` is the size of its conversation."""
 
     caller: str
     nbytes: int
@@ -44,7 +44,7 @@ class _Place:
 
 
 class BackgroundResponses:
-    """Those of one proxy."""
+    """The background responses that one proxy is making."""
 
     def __init__(self, *, most: int = BACKGROUND_MAX, bytes_max: int = BACKGROUND_BYTES_MAX) -> None:
         self._most = most

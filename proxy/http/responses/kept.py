@@ -99,7 +99,7 @@ async def put(request: Request, response: ResponseObject, conversation: KeptConv
 
 
 async def _stored(request: Request, response: ResponseObject, conversation: KeptConversation) -> tuple[str, bytes]:
-    """Its key and what is kept. Raises UserError: 400."""
+    """The key under which the response is kept, and what is kept of it. Raises UserError: 400."""
 
     def encoded() -> bytes:
         stored = encode(StoredResponse(Raw(encode(response)), list(conversation.messages)))

@@ -86,7 +86,7 @@ class Metadata(Object):
 
 
 class Includes(Items):
-    """Of strings."""
+    """A list of strings."""
 
     def check(self, value: Any, fields: Fields, name: str) -> list[Any]:
         entries = Items.check(self, value, fields, name)

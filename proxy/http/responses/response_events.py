@@ -170,7 +170,7 @@ class ResponseEvents:
         return events
 
     def end(self, response: ResponseObject) -> list[ResponseEvent]:
-        """By the status of the response."""
+        """The last event of the stream, which depends on the status of the response."""
         return [_LAST[response.status](sequence_number=self._next(), response=response)]
 
     def _take(self, part: Part, logprobs: Sequence[TokenLogprob]) -> list[ResponseEvent]:
@@ -191,7 +191,7 @@ class ResponseEvents:
                 return [self._say(ArgumentsDelta, text)]
 
     def _id(self, kind: str) -> str:
-        """Of the next item, which comes after the open one."""
+        """The id of the next item, which comes after the open one, if any is."""
         return self._name_item(kind, len(self.output) + (self._item is not None))
 
     def _begin(self, item: Item, part: OutputText | ReasoningText | None) -> list[ResponseEvent]:

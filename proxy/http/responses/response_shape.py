@@ -153,7 +153,7 @@ def item_id(head: ResponseObject, kind: str, index: int) -> str:
 
 
 def _call_id(head: ResponseObject, call: int, *, mistral: bool) -> str:
-    """The same in a retry's reply. Mistral's templates take ids of nine characters only."""
+    """An id that is the same when the request is retried. Mistral's templates take ids of nine characters only."""
     name = item_id(head, "call", call)
     return name.removeprefix("call_")[:9] if mistral else name
 

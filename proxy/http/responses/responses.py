@@ -83,7 +83,7 @@ async def create_response(request: Request) -> Response:
 
 
 def _id_for(request: Request) -> str:
-    """The same for a retry, and nobody else's."""
+    """An id that is the same when the request is retried, and that no other caller's request has."""
     asked = f"{caller_of(request).name} {id_of(request.scope)}"
     return f"resp_{blake2b(asked.encode(), digest_size=24).hexdigest()}"
 
@@ -207,7 +207,7 @@ async def _end(request: Request, key: str) -> bytes | None:
 
 
 class _Told(Struct, frozen=True):
-    """Of a response, which may be large."""
+    """The part of a kept response that is read here: all of it may be large."""
 
     status: str
 

@@ -20,7 +20,7 @@ class RunningResponse:
 
 
 class RunningResponses:
-    """By the keys that they are kept under later."""
+    """The responses that are being made, by the keys under which they will be kept."""
 
     def __init__(self) -> None:
         self._running: dict[str, RunningResponse] = {}

@@ -426,7 +426,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def make_room(self) -> None:
-        """It has waited longest for its client, and there are too many connections."""
+        """Ends this connection: there are too many, and it has waited longest for its client."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         elif self._awaits_request and self._requests:
@@ -520,7 +520,7 @@ def _refuse_unclear(method: bytes, version: bytes, headers: Iterable[tuple[bytes
 
 
 def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Of the body, as the parser accepted it; 0 where it is told in chunks."""
+    """The length of the body that the parser has accepted; 0 where the body comes in chunks."""
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 

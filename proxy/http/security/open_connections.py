@@ -59,6 +59,6 @@ class OpenConnections(Generic[C]):
         self._waiting.pop(connection, None)
 
     def answered(self, connection: C) -> None:
-        """It waits for the next one."""
+        """The request of the connection is answered; it waits for the next one."""
         if connection in self._open:
             self._waiting[connection] = None

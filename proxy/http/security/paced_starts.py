@@ -13,7 +13,7 @@ two, a proxy answered a fifth fewer requests a second, with eight a tenth; clien
 
 
 class PacedStarts:
-    """Of all connections of one server, in the order in which they came."""
+    """The requests of all connections of one server, in the order in which they came."""
 
     __slots__ = ("_turns", "_waiting")
 

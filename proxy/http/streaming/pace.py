@@ -47,7 +47,7 @@ class SmoothPace(Generic[T]):
         self._waiting.append((part, tokens, now_ns))
 
     def leaving(self, now_ns: int) -> list[T]:
-        """Those that leave now."""
+        """The parts of the stream that leave now."""
         leaving = list[T]()
         while self._waiting and (not self._waiting[0][1] or self.next_ns <= now_ns or self._in_hand > HELD_MAX):
             part, tokens, made_ns = self._waiting.popleft()
