@@ -90,7 +90,7 @@ def _mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
 
 
 def _certificate_mistakes(config: Config) -> Iterator[tuple[_Place, str]]:
-    """In the words of `aegis launch`."""
+    """What is wrong with the certificate, in the words of `aegis launch`."""
     if not (certificate := config.server.ssl_certfile):
         return
     from proxy.http.settings import TlsFiles  # a quarter of a second, which files without one need not pay

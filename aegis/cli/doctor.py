@@ -136,7 +136,7 @@ def _gpus() -> Iterator[Finding]:
 
 
 def linked(gpu: VisibleGpu) -> Iterator[str]:
-    """Its links to the host and to others."""
+    """The GPU's links to the host and to other GPUs."""
     if gpu.pcie:
         generation, lanes = gpu.pcie
         speed = _LANE_BYTES_PER_S.get(generation, 0.0) * lanes / 1e9

@@ -45,6 +45,6 @@ def within(region: Bytes, pieces: Sequence[Piece]) -> bool:
 
 
 def views(region: Bytes, pieces: Sequence[Piece]) -> list[memoryview]:
-    """Of the pieces, which lie within the region: to send from, or to put what comes."""
+    """Views of the pieces, which lie within the region: to send from, or to put what comes."""
     memory = region.data
     return [memory[piece.start : piece.start + piece.nbytes] for piece in pieces]

@@ -202,7 +202,7 @@ class ClusterHosts:
         return self._pools[key]
 
     async def _end(self, instance: InstanceId) -> None:
-        """Its resources are free for others."""
+        """The instance is not started any more: its resources are free for others."""
         pools = [pool for key, mine in self._pools.items() if key[1] == instance for pool in mine]
         self._pools = {key: mine for key, mine in self._pools.items() if key[1] != instance}
         if self._devices.has(instance):
@@ -229,13 +229,13 @@ def _started_on(machine: MachineId, node: str) -> RemoteMachine:
 
 
 def _why(error: BaseException) -> str:
-    """In a line; what Ray raises says besides where that was over there."""
+    """The error in one line, without the place in the remote code that Ray adds."""
     error = getattr(error, "cause", None) or error
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def _actor_on(node: str) -> Any:
-    """It is not restarted by Ray, and ends with the launcher."""
+    """The actor on a node, which Ray does not restart, and which ends with the launcher."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

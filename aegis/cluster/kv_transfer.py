@@ -33,7 +33,7 @@ async def transfer_kv(wanted: FetchKv, source: RemoteMachine, target: RemoteMach
 
 
 async def _reach(source: RemoteMachine, target: RemoteMachine) -> str:
-    """Once for both: all ranks' host KV of the source is known at the target."""
+    """Makes host KV of all ranks of the source known at the target, once for both machines."""
     async with target.reaching:
         if source.id in target.reached:
             return ""

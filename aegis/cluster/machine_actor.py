@@ -55,7 +55,7 @@ class ArrivingImage:
             return False
 
     def drop_damaged(self, spec: ModelSpec) -> None:
-        """It is not here any more, unless the image of each rank is what it should be."""
+        """Drops the model's directory, unless the image of each rank is what it should be."""
         try:
             for rank in range(spec.manifest.ranks):
                 shard = spec.shard(rank)
@@ -97,7 +97,7 @@ class ArrivingImage:
 
 
 def _is_plain(name: str) -> bool:
-    """It names something in the directory itself."""
+    """Whether the name is that of something in the directory itself."""
     return Path(name).name == name and name not in ("", ".", "..")
 
 
@@ -246,7 +246,7 @@ class MachineActor:
         await asyncio.to_thread(self._arriving.pop(name).end)
 
     async def close(self) -> None:
-        """Its instances are gone, or going."""
+        """Closes what the machine has; its instances are gone, or going."""
         for running in self._running.values():
             running.kill()
         self._fork_server.close()

@@ -49,7 +49,7 @@ class PlacementGroups:
         self._bundles.update(zip(instances, spare + bundles, strict=True))
 
     async def give_back(self, instance: InstanceId) -> None:
-        """It is not started any more."""
+        """The instance is not started any more: its bundle serves others."""
         bundle = self._bundles.pop(instance)
         if bundle.size > 1:
             self._spare.append(bundle)

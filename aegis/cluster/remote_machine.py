@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MachineLost(Exception):
-    """It does not do what it was asked to, now or ever."""
+    """The machine is lost: what it was asked to do is not done, now or ever."""
 
 
 class RemoteMachine:
@@ -78,7 +78,7 @@ class RemoteMachine:
             self.end()
 
     def end(self) -> None:
-        """Its actors, and with them all that is on it."""
+        """Ends the machine's actors, and with them all that is on it."""
         import ray
 
         self._lost.set()
@@ -113,7 +113,7 @@ class RemoteMachine:
             losing.cancel()
 
     async def open_regions(self) -> None:
-        """Its transfer actor knows the host KV of each rank. Raises MachineLost."""
+        """Makes host KV of each rank known to the machine's transfer actor. Raises MachineLost."""
         for rank, memory in enumerate(self.opened.memory):
             await self.answer(partial(self.transfer_actor.open.remote, region(rank), memory.host_kv_path))
 
@@ -141,7 +141,7 @@ class RemoteMachine:
     # --- Machine ------------------------------------------------------------------------------------------------------
 
     def localised(self, spec: ModelSpec) -> ModelSpec:
-        """With the paths that its image has there."""
+        """The spec with the paths that its image has on that machine."""
         here, _, name = spec.directory.rpartition("/images/")
         if not self.opened.cache_dir or here == self.opened.cache_dir:
             return spec
@@ -150,11 +150,11 @@ class RemoteMachine:
         return msgspec.structs.replace(spec, directory=directory, image_path=directory + image)
 
     def has(self, spec: ModelSpec) -> bool:
-        """Its image."""
+        """Whether the model's image is on that machine."""
         return (spec.model, spec.manifest.fingerprint) in self.shipped
 
     def forget_shipped(self, spec: ModelSpec) -> None:
-        """Its image may not be there after all."""
+        """The model's image may not be there after all."""
         self.shipped.discard((spec.model, spec.manifest.fingerprint))
 
     def poison(self, words: Sequence[int]) -> None:
@@ -170,7 +170,7 @@ class RemoteMachine:
         return RemoteProcesses(self, key, pid)
 
     async def open_pool(self, kind: str, nbytes: int, gpu: str) -> RemotePool | str:
-        """Of the GPU that Ray has by this name, or why there is none. Raises MachineLost."""
+        """The memory pool of the GPU that Ray has by this name, or why there is none. Raises MachineLost."""
         answer = await self.call("open_pool", kind, nbytes, gpu)
         opened = msgspec.msgpack.decode(answer, type=PoolOpened)
         return opened.refusal or RemotePool(self, opened)
@@ -252,7 +252,7 @@ class RemotePool:
         self._loop = asyncio.get_running_loop()
 
     def wipe(self, runs: Sequence[PageRun]) -> None:
-        """From a thread."""
+        """Wipes the pages over there. Called from a thread, which waits for it."""
         wiping = self._machine.call("wipe", self._number, [tuple(run) for run in runs])
         with suppress(MachineLost):
             asyncio.run_coroutine_threadsafe(wiping, self._loop).result()

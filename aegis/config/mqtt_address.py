@@ -28,7 +28,7 @@ class Address(Struct, frozen=True, kw_only=True):
     ca_file: str | None = None
 
     def __str__(self) -> str:
-        """Its URL, without user and password."""
+        """The URL of the broker, without user and password."""
         if self.path:
             return f"mqtt+unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -109,7 +109,7 @@ class _Tree:
             raise UserError(first + more) from None
 
     def mistakes(self) -> list[str]:
-        """In order of their lines."""
+        """What is wrong with the file, in the order of its lines."""
         try:
             Config.model_validate(self._values)
         except ValidationError as error:
@@ -152,7 +152,7 @@ def _dotted(loc: tuple[Any, ...]) -> str:
 
 
 def _spoken_of(paths: Iterable[tuple[Any, ...]], reason: str) -> list[tuple[Any, ...]]:
-    """Those whose keys, or options, are among the words of the reason."""
+    """The paths whose keys, or options, are among the words of the reason."""
     words = re.findall(r"\w+", reason)
     return [path for path in paths if path[-1] in words or _OPTION_OF.get(path) in words]
 
@@ -199,7 +199,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _keys_around(loc: tuple[Any, ...]) -> list[str]:
-    """Those that the section knows in which the key stands."""
+    """The keys of the section in which the key stands."""
     kind: Any = Config
     for part in loc[:-1]:
         is_map = get_origin(kind) is dict

@@ -181,11 +181,11 @@ class Bus:
     # --- what the node says -------------------------------------------------------------------------------------------
 
     def answered(self, instance: InstanceId) -> None:
-        """It lives: so its own link says."""
+        """The instance lives, as its own link says."""
         self._detect(ProbeAnswered(instance))
 
     def ended(self, instance: InstanceId) -> None:
-        """Its process is gone."""
+        """The instance's process is gone."""
         self._detect(Ended(instance))
 
     def removed(self, instance: InstanceId) -> None:
@@ -314,7 +314,7 @@ class Bus:
         await self._reply(order.client, reply)
 
     async def _reply(self, client: str, reply: Reply) -> None:
-        """Once the broker is there."""
+        """Sends the reply, once the broker is there."""
         topic = self._topics.replies(reply.instance, client)
         while not await self._connection.publish(topic, reply, qos=1):
             await asyncio.sleep(_ECHO_S)

@@ -106,7 +106,7 @@ class Connection:
             _log_unpublishable(topic, error)
 
     async def close(self) -> None:
-        """In order: the last will is not published."""
+        """Disconnects in an orderly way, so that the broker does not publish the last will."""
         if self._serving:
             await cancelled(self._serving)
 
@@ -172,7 +172,8 @@ class Connection:
 
 
 def _log_unpublishable(topic: str, error: ValueError) -> None:
-    """As its topic has wildcards or is too long, which names from elsewhere may make it."""
+    """Logs what cannot be published because its topic has wildcards or is too long: names from elsewhere may make it
+    so."""
     log(_logger, logging.WARNING, "nothing that can be published", {"topic": topic, "why": str(error)})
 
 

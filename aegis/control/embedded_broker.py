@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def embedded_broker(directory: Path) -> AsyncIterator[Address]:
-    """Its socket is in the directory, which is the user's alone. It may not be there yet."""
+    """A broker whose socket is in the directory, which is the user's alone. The socket may not be there yet."""
     path = directory / "mqtt"
     keeper = watched(_keep(path))
     try:

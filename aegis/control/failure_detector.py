@@ -61,7 +61,7 @@ class ProbeAnswered(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """Its process is gone."""
+    """The instance's process is gone."""
 
     instance: InstanceId
 
@@ -136,7 +136,7 @@ class FailureDetector:
                 life.progress, life.moved_ns, life.probed_ns = progress, self._broker_ns, None
 
     def _on_answer(self, life: _Liveness) -> None:
-        """It lives, whatever the broker says of it; it is asked again when that goes on."""
+        """The instance lives, whatever the broker says of it. If the broker goes on, the instance is asked again."""
         life.probed_ns, life.parted = None, False
         life.seen_ns = life.moved_ns = max(life.seen_ns, self._broker_ns - OVERDUE_NS)
 

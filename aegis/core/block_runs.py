@@ -31,7 +31,7 @@ def block_ids(runs: Iterable[BlockRun]) -> Iterator[BlockId]:
 
 
 def runs_of(blocks: Iterable[int]) -> Blocks:
-    """In the order given; what is adjacent and ascends is one run."""
+    """The blocks as runs, in the order given; those that are adjacent and ascend are one run."""
     runs: list[BlockRun] = []
     for block in blocks:
         append_run(runs, block, block + 1)

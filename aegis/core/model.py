@@ -64,7 +64,7 @@ def is_whole(rows: int, columns: int) -> bool:
 
 
 def linear_bytes(weights: WeightsName, rows: int, columns: int, item_bytes: int) -> int:
-    """Of a linear weight `[rows, columns]` whose items, and whose scales, have `item_bytes`."""
+    """The bytes of a linear weight `[rows, columns]` whose items, and whose scales, have `item_bytes` each."""
     elements = rows * columns
     if weights == "dense" or not is_whole(rows, columns):
         return elements * item_bytes
@@ -162,7 +162,7 @@ class ModelChange(Struct, frozen=True):
     pace: Pace | None = None
 
     def deadlines(self, now: Slo) -> Slo:
-        """Those that the model has after it."""
+        """The deadlines that the model has after the change."""
         return Slo(self.ttft_ns or now.ttft_ns, self.tbt_ns or now.tbt_ns, self.gap_ns or now.gap_ns)
 
 

@@ -43,7 +43,7 @@ class Stream:
         return z ^ (z >> 31)
 
     def uniform(self) -> float:
-        """In [0, 1), 53 bits."""
+        """A number in [0, 1) of 53 bits."""
         return (self.bits64() >> 11) / (1 << 53)
 
     def below(self, n: int) -> int:

@@ -30,7 +30,7 @@ class CachedImages:
 
     @property
     def base(self) -> int | None:
-        """Its address; None as long as it is not mapped: images come through the stage meanwhile."""
+        """The address of the model cache; None as long as it is not mapped: images come through the stage meanwhile."""
         return self._region.base if self._region else None
 
     def touch(self, extents: Sequence[PageRun]) -> None:

@@ -132,7 +132,7 @@ class Lane(Protocol):
 
     @property
     def share(self) -> int:
-        """In thousandths of the device."""
+        """The lane's share of the device's compute, in thousandths."""
         ...
 
     @property
@@ -182,7 +182,7 @@ class Device(Protocol):
         ...
 
     def revoke(self, runs: Sequence[PageRun]) -> None:
-        """They are not any more. They are in no range, and wiped if they ever were."""
+        """The pages are not granted any more. They are in no range, and have been wiped if they ever were in one."""
         ...
 
     def move(self, copies: Sequence[tuple[int, int, int]]) -> None:

@@ -40,7 +40,7 @@ def compute_in(lane: Lane) -> None:
 
 
 class Decoders:
-    """Those of all threads of an engine."""
+    """The decoders of all threads of an engine."""
 
     def __init__(self) -> None:
         self.all: list[GpuDecoder] = []

@@ -35,7 +35,7 @@ def pack(weight: torch.Tensor) -> tuple[bytes, torch.Tensor]:
 
 
 def described(packed: torch.Tensor) -> tuple[bytes, torch.Tensor]:
-    """The same of an oneDNN tensor."""
+    """The same description, and the bytes, of a tensor that oneDNN has packed already."""
     return bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy()), bytes_of(packed).clone()
 
 

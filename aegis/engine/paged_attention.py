@@ -277,7 +277,7 @@ def _attend_fused(
 def _attend_folded(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, kind: Kind
 ) -> torch.Tensor:
-    """As `_attend_fused`, spelled out."""
+    """The same as `_attend_fused`, in single operations."""
     _, query_heads, tokens, key_dim = query.shape
     folded = query.reshape(1, key.shape[1], -1, tokens, key_dim)
     return attend_dense(folded, key, value, bias, kind).view(1, query_heads, tokens, -1)

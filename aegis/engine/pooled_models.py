@@ -30,7 +30,7 @@ _PADDED_FREE = 4  # in each text, whatever its length: short texts would else be
 
 
 class Text(Struct, frozen=True):
-    """Of a pair the second text begins at `pair_at`."""
+    """A text, or a pair of texts the second of which begins at `pair_at`."""
 
     tokens: Sequence[int]
     pair_at: int = 0

@@ -149,7 +149,7 @@ def _sent(values: Iterable[float], device: torch.device, dtype: torch.dtype | No
 
 
 def _rows(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """These rows, in ascending order; the tensor itself where they are all."""
+    """The rows of the tensor that are named, in ascending order; the tensor itself where they are all."""
     return tensor if len(rows) == len(tensor) else tensor.index_select(0, _sent(rows, tensor.device))
 
 
@@ -216,7 +216,7 @@ def _adjust(states: Sequence[_State], raw: torch.Tensor) -> torch.Tensor:
 
 
 def _likeliest(logits: torch.Tensor, raw: torch.Tensor, masks: Masks | None) -> list[int]:
-    """Of each row. `logits` are those of `raw` that were adjusted and masked."""
+    """The likeliest token of each row. `logits` are those of `raw`, adjusted and masked."""
     if logits.is_cpu:
         values = _known_to_numpy(logits)
         best = values.argmax(1)  # a NaN is the largest
@@ -235,7 +235,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _known_to_numpy(logits: torch.Tensor) -> npt.NDArray[np.floating[Any]]:
-    """In their own precision, or a greater one."""
+    """The logits in their own precision, or in a greater one that NumPy knows."""
     values: npt.NDArray[np.floating[Any]] = (logits.float() if logits.dtype == torch.bfloat16 else logits).numpy()
     return values
 
@@ -306,7 +306,7 @@ def _draw(states: Sequence[_State], logits: torch.Tensor) -> torch.Tensor:
 def _cut(
     samplings: Sequence[Sampling], scores: torch.Tensor, column: Callable[[Iterable[float]], torch.Tensor]
 ) -> torch.Tensor:
-    """With what is beyond top_k and top_p banned. The likeliest token stays."""
+    """The scores, in which tokens beyond top_k and top_p are banned. The likeliest token stays."""
     ordered, ids = scores.sort(stable=True, dim=-1, descending=True)
     vocab = scores.shape[1]
     rank = torch.arange(vocab, device=scores.device)

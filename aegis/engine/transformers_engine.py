@@ -161,7 +161,7 @@ class TransformersEngine(SamplingEngine):
         return sampled
 
     def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
-        """With its prompt's logprobs."""
+        """Prefills the row and samples, and reports the logprobs of its prompt."""
         ids, positions = self._sent([row.tokens]), self._sent([range(row.stop)])
         step = Prefill(attached.views, self._computing.scratch, 0, row.stop, row.blocks)
         logits = _forward(attached, step, ids, positions, keep=0, rows=[row])[0]
@@ -218,7 +218,7 @@ def _longest_first(among: Sequence[int], rows: Sequence[StepRow]) -> list[int]:
 
 
 def _asked(rows: Sequence[StepRow], order: Sequence[int], logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-    """Of the rows in this order, with their logits, those that sample."""
+    """The numbers of the rows that sample, with their logits; `logits` are of all rows in the order given."""
     here = [place for place, at in enumerate(order) if rows[at].samples]
     return [order[place] for place in here], logits if len(here) == len(order) else logits[here]
 

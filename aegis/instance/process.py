@@ -140,7 +140,7 @@ class Instance:
         return effects
 
     def close(self) -> None:
-        """Its parts stay open."""
+        """Ends the threads; the parts of the instance stay open."""
         self._lanes.close()
         self._binder.close()
 
@@ -184,7 +184,7 @@ class Instance:
 
 
 def exit_code(instance: InstanceId, serve: Callable[[], None]) -> int:
-    """That of a process which does this, and says why where it fails."""
+    """The exit code of a process that does nothing but `serve`; where that fails it says why."""
     try:
         serve()
     except UserError as error:

@@ -31,7 +31,7 @@ class Prepare(Struct, frozen=True, tag=True):
 
 
 class Discard(Struct, frozen=True, tag=True):
-    """It will not."""
+    """The model will not be bound after all: what was prepared for it is of no use."""
 
     spec: ModelSpec
 

@@ -20,7 +20,7 @@ Delivered = Tokens | Broken
 
 
 class BegunRun(NamedTuple):
-    """With the block table of each row: the core's own change while it runs."""
+    """A run with block tables of its own for each row: the core's change while it runs."""
 
     run: Run
     tables: list[BlockTable]

@@ -173,7 +173,7 @@ _KEYS_OF_SERVER = dict.fromkeys(("api_key", "api_key_file", "admin_key", "admin_
 
 
 def _changed_sections(before: Config, after: Config) -> set[str]:
-    """Of those whose changes take effect at the next start."""
+    """The sections that differ, among those whose changes take effect at the next start."""
     changed = set()
     for name in Config.model_fields.keys() - {"models", "sources", "slo", "api_keys"}:
         old, new = getattr(before, name), getattr(after, name)

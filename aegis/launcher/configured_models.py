@@ -20,7 +20,8 @@ from aegis.models.sources import Source, adapter_terms, read_sources
 
 
 def sources_of(config: Config, *, demo: bool) -> list[Source]:
-    """In order; with the demo market's where it is wanted. Raises UserError."""
+    """The models that the configuration names, in order, with those of the demo market where it is wanted. Raises
+    UserError."""
     sources = [_source(ModelId(name), entry, config) for name, entry in config.models.items()]
     sources += read_sources(config.sources, default_slo=slo_of(config))
     if demo:

@@ -45,7 +45,7 @@ async def make_first_models() -> None:
 
 
 def missing_of(sources: Sequence[Source]) -> list[Source]:
-    """Those of the demo market, which is among them, that are still to be made."""
+    """The models of the demo market that are still to be made; the market is among the sources."""
     from aegis.models.demo.market import missing_models
 
     missing = missing_models(default_cache_dir())

@@ -80,7 +80,7 @@ class HangDetector:
         self._looked_ns = 0
 
     def started(self, proxy: ProxyId, now_ns: int) -> None:
-        """It is to join, and is not expected to say anything before."""
+        """The proxy's process was started. It is to join, and is not expected to say anything before."""
         self._liveness[proxy] = _Liveness(now_ns, now_ns)
 
     def saw_message(self, proxy: ProxyId, now_ns: int) -> None:
@@ -89,7 +89,7 @@ class HangDetector:
         life.joined = True
 
     def forget(self, proxy: ProxyId) -> None:
-        """Its process is gone."""
+        """The proxy's process is gone."""
         self._liveness.pop(proxy, None)
 
     def check(self, used_ns: Mapping[ProxyId, int], now_ns: int) -> list[ProxyId]:
@@ -189,7 +189,7 @@ class ProxySupervisor:
                 self._kill(proxy)
 
     async def close(self, timeout_s: float) -> None:
-        """They have been told to drain: waits for their end, and ends those that do not."""
+        """Waits for the end of the proxies, which have been told to drain, and kills those that do not end."""
         self._closing.set()
         for place in self._places.values():
             if place.process and not place.end:  # it was not told

@@ -70,7 +70,7 @@ class RemoteProxy:
         self._tallies: dict[ModelId, Tally] = {}
 
     def deliver(self, message: ToProxy) -> None:
-        """It can look up the models that it is told of."""
+        """Sends the message; the proxy can look up the models that it is told of."""
         if isinstance(message, ModelUp):
             message = replace(message, spec=self._strip(message.spec))
         changes = () if isinstance(message, _OF_REQUESTS) else self._changes()

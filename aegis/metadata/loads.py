@@ -30,7 +30,7 @@ class Load(Struct, frozen=True):
 
 
 def loads_of(reports: Mapping[InstanceId, Telemetry], roles: Mapping[InstanceId, Role]) -> dict[InstanceId, Load]:
-    """As the instances said last."""
+    """The load of each instance, as it said last."""
     return {
         instance: Load(roles[instance], told.queued, told.running, told.running_model, told.resident, told.loading)
         for instance, told in reports.items()

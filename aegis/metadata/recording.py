@@ -19,7 +19,7 @@ from proxy.http.market import Delivery, Delta, Failed, Finished, PromptScores, S
 
 
 class CallState(StrEnum):
-    """As recorded. Only what is finished is answered from the record alone."""
+    """The state of a call as it is recorded. Only a finished call is answered from the record alone."""
 
     RUNNING = "running"
     FINISHED = "finished"

@@ -113,14 +113,14 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def stored_bytes(self) -> int:
-        """Of its weights; of a GGUF file what they take at least once they are served."""
+        """The bytes of its weights; of a GGUF file the bytes that they take at least once they are served."""
         if self.gguf:
             return gguf_bytes(self.gguf, self.weights[0].stat().st_size)
         return sum(file.stat().st_size for file in self.weights)
 
     @property
     def loaded_bytes(self) -> int:
-        """At most, once all of its weights are numbers. Raises ModelRefused."""
+        """The bytes that its weights take at most once all of them are numbers. Raises ModelRefused."""
         if self.gguf:
             return max(self.weights[0].stat().st_size, 2 * self.gguf.elements)
         scheme = scheme_of(self.config)

@@ -128,7 +128,7 @@ class DiskCache:
 
 
 def use(entry: Path) -> None:
-    """It was used now."""
+    """Notes that the entry was used now."""
     with contextlib.suppress(OSError):
         file = _held_file(entry)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -74,7 +74,7 @@ def refuse_by_config(config: PretrainedConfig) -> None:
 
 
 def refuse_pooling_config(config: PretrainedConfig) -> bool:
-    """The same for a model that pools. Returns whether its tokens attend to no later ones."""
+    """Refuses likewise what no model that pools can be. Returns whether its tokens attend to no later ones."""
     mapped = MODEL_MAPPING.get(type(config), None)
     name = next(iter(config.architectures or ()), mapped.__name__ if mapped else type(config).__name__)
     if config.is_encoder_decoder:

@@ -23,7 +23,7 @@ class _Lazy:
 
 
 class LazyModels:
-    """By name."""
+    """The lazy models, by their names."""
 
     def __init__(self) -> None:
         self._models: dict[ModelId, _Lazy] = {}
@@ -47,7 +47,7 @@ class LazyModels:
         return self._models.pop(model, None) is not None
 
     def bring(self, model: ModelId) -> Source | None:
-        """Its source, if it is to be registered now; None if it is being registered, or not here."""
+        """The model's source, if it is to be registered now; None if it is being registered, or is not here."""
         lazy = self._models.get(model)
         if lazy is None or lazy.bringing:
             return None
@@ -59,7 +59,7 @@ class LazyModels:
         return model in self._models and self._models[model].bringing
 
     def refused(self, model: ModelId, refusal: str) -> None:
-        """It waits for the next request that wants it."""
+        """The model could not be registered, and waits for the next request that wants it."""
         if lazy := self._models.get(model):
             lazy.bringing, lazy.refusal = False, refusal
             lazy.tries += 1

@@ -121,7 +121,7 @@ def _of_modules(checkpoint: Checkpoint, hidden_size: int) -> Pooling:
 
 
 def dense_directories(checkpoint: Checkpoint) -> list[Path]:
-    """Of the layers of a checkpoint's pooling, in their order, once that was read."""
+    """The directories of the layers behind a checkpoint's pooling, in their order, once that was read."""
     if not (checkpoint.directory / MODULES).is_file():
         return []
     modules = read_small_json(checkpoint.directory / MODULES, list)
@@ -129,7 +129,7 @@ def dense_directories(checkpoint: Checkpoint) -> list[Path]:
 
 
 def _kind(module: dict[str, Any]) -> str:
-    """Its class, without the package that it is in."""
+    """The module's class, without the package that it is in."""
     return str(module.get("type", "")).rpartition(".")[2]
 
 

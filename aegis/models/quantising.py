@@ -71,7 +71,7 @@ def _better(weights: WeightsName) -> str:
 
 
 def replace_weights(model: PreTrainedModel, weights: WeightsName, but: Collection[str] = ()) -> dict[str, Integers]:
-    """The same as `integers_of`; the weights of `model` become what they stand for."""
+    """Returns the same as `integers_of`, and gives the layers of `model` the weights that these integers stand for."""
     integers = integers_of(model, weights, but)
     for name, found in integers.items():
         weight = model.get_submodule(name).weight
@@ -89,7 +89,7 @@ def integers_of(model: PreTrainedModel, weights: WeightsName, but: Collection[st
 
 
 def _passage(model: PreTrainedModel, text: TextModel | None) -> list[int]:
-    """Of a model without a tokenizer any tokens."""
+    """The tokens that it is tried with: those of a passage, or drawn ones for a model without a tokenizer."""
     vocab_size = model.config.get_text_config().vocab_size
     if text is None:
         draws = Stream(0, "quantising")

@@ -153,7 +153,7 @@ def _refuse_too_large(stored: int, terms: Terms) -> None:
 
 
 def _image_bytes(looked: Looked) -> int:
-    """At most, but for integers that cannot stay what they are."""
+    """The bytes of the image at most, but for integers that cannot stay what they are."""
     scheme = scheme_of(looked.checkpoint.config)
     return looked.weights_bytes * (scheme.growth if scheme and not scheme.bits else 1)
 
@@ -214,7 +214,7 @@ def _image(looked: Looked, terms: Terms) -> Path | None:
 
 
 def _image_place(looked: Looked, terms: Terms) -> tuple[str, Path]:
-    """Its name, and its directory."""
+    """The name and the directory of the image."""
     name = fingerprint(
         looked.checkpoint,
         terms.dtype,
@@ -304,7 +304,7 @@ def _convert(
 def _quantising(
     write: Callable[..., Manifest], loaded: Loaded, weights: WeightsName, text: TextModel | None
 ) -> tuple[Callable[..., Manifest], str]:
-    """With a line on what it costs. From then on the model is one of quantised weights."""
+    """The writer of the quantised image, and a line on its cost. The model has quantised weights from then on."""
     from aegis.models.quantising import quantise_layers
 
     layers = quantise_layers(loaded.model, weights, text, loaded.integers)

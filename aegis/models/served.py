@@ -11,7 +11,7 @@ from aegis.models.gguf.architectures import ARCHITECTURES as GGUF_ARCHITECTURES
 
 
 class Outcome(Struct, frozen=True):
-    """Of a registration: served as what, or refused with which words in the line that says so."""
+    """The outcome of a registration: as what a model is served, or words of the line that refuses it."""
 
     served: bool
     told: str
@@ -103,7 +103,7 @@ class Architecture(Struct, frozen=True):
 
     @property
     def gguf(self) -> str:
-        """As GGUF files name it, if they are read."""
+        """The architecture's name in GGUF files; empty if those are not read."""
         if self.model_type == "mixtral":
             return "llama, with experts"
         names = [name for name, known in GGUF_ARCHITECTURES.items() if known.model_type == self.model_type]

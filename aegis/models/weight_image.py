@@ -185,7 +185,7 @@ def _part(tensor: Stored, cut: Mapping[str, Cut], rank: int, ranks: int) -> Stor
 def _quantised(
     tensors: Iterable[Stored], integers: Mapping[str, Integers], model: PreTrainedModel, *, packs: bool
 ) -> Iterator[Stored]:
-    """With the integers of these layers in the places of their weights."""
+    """The tensors, with the integers of these layers in the places of their weights."""
     for tensor in tensors:
         (layer, _, leaf), *tied = [name.rpartition(".") for name in tensor.names]
         if not tied and leaf == "weight" and layer in integers:

@@ -212,7 +212,7 @@ class NodeControl:
         self._share()
 
     async def _end(self, instance: InstanceId) -> None:
-        """Its requests go on elsewhere."""
+        """Drains the instance: its requests go on elsewhere."""
         if instance not in self._node.up or instance in self._pool.coming():
             raise UserError(f"{instance} is not up; try again when it is")
         self._pool.drain(instance)

@@ -89,7 +89,7 @@ class Devices:
         self._placement[instance] = device
 
     def share(self, instance: InstanceId) -> None:
-        """From now on the instance is on the device with the fewest instances."""
+        """Places the instance on the device with the fewest instances."""
         count = Counter(map(id, self._placement.values()))
         self._placement[instance] = min(self._devices, key=lambda device: count[id(device)])
 

@@ -107,7 +107,7 @@ class ImageCache:
         self._perform(self._books.drop(model))
 
     def unload(self, model: ModelId) -> None:
-        """It leaves until its next use. It must not be pinned."""
+        """The image leaves the cache until its next use. It must not be pinned."""
         self._perform(self._books.unload(model))
 
     def use(self, model: ModelId, now_ns: int) -> None:

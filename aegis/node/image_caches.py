@@ -46,14 +46,14 @@ class ImageCaches:
         return list(self._specs.values())
 
     def open(self, machine: MachineId, cache: ImageCache) -> None:
-        """It has all models from now on."""
+        """The machine joins, and has all models from now on."""
         cache.wire = _MachineWire(self, machine)
         self._caches[machine] = cache
         for model, spec in self._specs.items():
             cache.add(spec, pinned=model in self._pinned)
 
     def close(self, machine: MachineId) -> None:
-        """It is gone, and its instances are lost already."""
+        """The machine is gone, and its instances are lost already."""
         cache = self._caches.pop(machine)
         cache.close()
         self._counted.update(asdict(cache.counters))
@@ -86,7 +86,7 @@ class ImageCaches:
             cache.unpin(model)
 
     def evicting(self, model: ModelId) -> bool:
-        """On any of them: it cannot be pinned meanwhile."""
+        """Whether the image is leaving the cache of any machine: it cannot be pinned meanwhile."""
         return any(cache.state(model) is State.EVICTING for cache in self._caches.values())
 
     def pinned(self, model: ModelId) -> bool:
@@ -103,7 +103,7 @@ class ImageCaches:
             self._end_leaving(model)
 
     def unload(self, model: ModelId) -> None:
-        """It leaves until its next use. It must not be pinned."""
+        """The image leaves all caches until its next use. It must not be pinned."""
         for cache in self._caches.values():
             cache.unload(model)
 

@@ -104,7 +104,7 @@ class ImageFiller:
             region.close()
 
     def _ended(self, filling: _Filling) -> None:
-        """On the loop, once no thread touches the extents any more."""
+        """The filling has ended: called on the loop, once no thread touches the extents any more."""
         del self._fillings[filling.spec.model]
         if not self._closed and not filling.ended.done():
             filling.ended.set_result(Filled(not filling.left, filling.damage))

@@ -79,7 +79,7 @@ class InstanceSupervisor:
             place.keeper = watched(self._keep(place))
 
     def roles(self) -> dict[InstanceId, Role]:
-        """From any thread."""
+        """The role of each instance. May be called from any thread."""
         return {name: place.role for name, place in list(self._places.items())}
 
     def role(self, instance: InstanceId) -> Role:
@@ -113,7 +113,7 @@ class InstanceSupervisor:
         host.machine.poison(words)
 
     def localised(self, instance: InstanceId, spec: ModelSpec) -> ModelSpec:
-        """As it is where the instance's living process is."""
+        """The spec with the paths that the image has where the instance's living process is."""
         host = self._places[instance].host
         assert host
         return host.machine.localised(spec)

@@ -64,7 +64,7 @@ class LocalMachine:
         return await instance_processes.start(self._fork_server, ranks, environment)
 
     def close(self) -> None:
-        """Its instances are gone, or going."""
+        """Closes what the machine has; its instances are gone, or going."""
         self.filler.close()
 
 
@@ -91,6 +91,6 @@ class LocalHost:
         self._machine.instances += 1
 
     async def leave(self, instance: InstanceId) -> None:
-        """Its device stays, for others."""
+        """The instance has left for good; its device stays, for others."""
         self._machine.instances -= 1
         await self._devices.leave(instance)

@@ -65,7 +65,7 @@ class Machine(Protocol):
         ...
 
     def localised(self, spec: ModelSpec) -> ModelSpec:
-        """With the paths that its image has there."""
+        """The spec with the paths that its image has on the machine."""
         ...
 
     def poison(self, words: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ class InstanceHosts(Protocol):
         ...
 
     async def leave(self, instance: InstanceId) -> None:
-        """It has ended, and is not started any more."""
+        """The instance has ended, and is not started any more."""
         ...
 
 

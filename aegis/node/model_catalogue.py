@@ -178,7 +178,7 @@ class Catalogue:
         return outcome
 
     async def remove(self, name: str) -> None:
-        """Its requests end at once, or its registration. Raises UserError."""
+        """Removes a model: its requests end at once, or its registration. Raises UserError."""
         model = ModelId(name)
         unwanted = self._unwanted.get(model)
         if model in self._models:
@@ -399,7 +399,7 @@ class Catalogue:
             self._images.unload(model)
 
     def lost(self, instance: InstanceId) -> None:
-        """Its process is gone, and with it all it had bound."""
+        """The instance's process is gone, and with it all models that it had bound."""
         for unloaded in self._unloading.lost(instance):
             self._images.unload(unloaded)
         for model in list(self._models.values()):
@@ -552,7 +552,7 @@ class Catalogue:
         self._wire.broadcast(DropModel(model))
 
     def _let_go(self, model: ModelId) -> None:
-        """Once nothing of it is left anywhere."""
+        """Frees the model's name, once nothing of it is left anywhere."""
         leaving = self._leaving[model]
         if not leaving.instances and not leaving.cached:
             self._leaving.pop(model).dropped.set()

@@ -161,11 +161,11 @@ class Node:
 
     @property
     def budget(self) -> Budget:
-        """As many share it now."""
+        """What an instance may hold, with the number of instances that share it now."""
         return self.catalogue.budget
 
     def state(self) -> ServerState:
-        """From any thread."""
+        """The state of the server, for metrics. May be called from any thread."""
         states, roles, slab_bytes = self.pool.states(), self.pool.roles(), self.budget.slab_bytes
         slabs = {"leased": self.host.leased, "free": self.host.free, "kept": self.host.kept}
         slabs["orphaned"] = self.host.capacity - sum(slabs.values())
@@ -292,7 +292,7 @@ class Node:
         return instance in self.up and instance not in self.catalogue.unbound()
 
     def removed(self, instance: InstanceId) -> None:
-        """It has left for good."""
+        """The instance has left for good."""
         self.proxies.broadcast(InstanceGivenUp(instance))
         self._announce_unserved()
         self.metrics.removed(instance)
@@ -300,7 +300,7 @@ class Node:
             self.bus.removed(instance)
 
     def given_up(self, instance: InstanceId) -> None:
-        """It is not started again."""
+        """The instance is not started again."""
         log(_logger, logging.ERROR, "instance given up", {"instance": instance})
         self.proxies.broadcast(InstanceGivenUp(instance))
         self._announce_unserved()
@@ -401,7 +401,7 @@ class Node:
         self._outbox.put(instance, message)
 
     def _add_model(self, instance: InstanceId, spec: ModelSpec) -> AddModel:
-        """With the paths that its image has on the instance's machine."""
+        """The message, with the paths that the model's image has on the instance's machine."""
         return AddModel(self.pool.localised(instance, spec))
 
     def image_forgotten(self, model: ModelId) -> None:

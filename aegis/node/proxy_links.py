@@ -142,7 +142,7 @@ def _sum(instance: InstanceId, proxies: Iterable[dict[InstanceId, ForeignLoad]])
 
 
 def _together(loads: Sequence[ModelLoad]) -> ModelLoad:
-    """Of one model."""
+    """The load of several proxies' requests to one model, as one."""
     return ModelLoad(
         loads[0].model,
         requests=sum(load.requests for load in loads),

@@ -165,7 +165,7 @@ def _command(start: Start) -> list[str]:
 
 
 def _run(start: Start) -> NoReturn:
-    """As `python -m` would."""
+    """Runs the module as `python -m` would."""
     setproctitle(" ".join(_command(start)))  # for readers of the process list
     sys.argv[1:] = start.arguments
     if "OMP_NUM_THREADS" in os.environ and (torch := sys.modules.get("torch")):

@@ -49,7 +49,7 @@ class ForkedProcess:
         return self.returncode
 
     def end(self, code: int) -> None:
-        """It has ended. Does nothing the second time."""
+        """Notes that the process has ended. Does nothing the second time."""
         if self.returncode is None:
             self.returncode = code
             os.close(self._descriptor)
@@ -66,7 +66,7 @@ class ForkServer:
     another one. The end of a child is seen here, whatever the server does."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """It imports `modules`, beginning at once. Raises OSError."""
+        """Starts the server, which begins to import `modules` at once. Raises OSError."""
         self._modules = modules
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -180,7 +180,7 @@ class ForkServer:
                 self._end(self._children.pop(pid), code)
 
     def _lose(self) -> None:
-        """Its end kills its children."""
+        """Ends the server, whose end kills its children."""
         if self._loop and self._socket and not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
         if self._process:
@@ -214,7 +214,7 @@ class ForkServer:
 
 @contextlib.contextmanager
 def _file(name: str, data: bytes) -> Iterator[BinaryIO]:
-    """In memory, to be read from its beginning."""
+    """A file in memory that holds the data, to be read from its beginning."""
     with os.fdopen(os.memfd_create(name), "r+b") as file:
         file.write(data)
         file.seek(0)

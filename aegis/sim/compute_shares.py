@@ -85,7 +85,7 @@ class SharedBandwidth:
 
     @property
     def slowness(self) -> int:
-        """Of each run under way, in thousandths; WHOLE where there is bandwidth for all."""
+        """How slow each run under way is, in thousandths; WHOLE where there is bandwidth for all."""
         return max(sum(self._runs.values()), WHOLE)
 
     def enter(self, changed: Callable[[int], None], traffic: int) -> None:

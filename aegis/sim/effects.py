@@ -54,7 +54,7 @@ class InstanceEffects:
         }
 
     def perform(self, effects: Iterable[Effect]) -> None:
-        """In order."""
+        """Performs the effects in their order."""
         for effect in effects:
             handler = self._handlers.get(type(effect))
             if handler:

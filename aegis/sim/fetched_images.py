@@ -86,7 +86,7 @@ class FetchedImages:
         assert not self._limit_bytes or taken <= self._limit_bytes, f"{taken} bytes of {self._limit_bytes}"
 
     def there(self) -> list[_Entry]:
-        """In the order in which they would leave."""
+        """The images that are there, in the order in which they would leave."""
         return [*self._entries]
 
     def _fetch(self, model: ModelId) -> None:

@@ -138,7 +138,7 @@ class Link:
             self.reshare()
 
     def hurry(self, flow: Flow, urgency: int) -> None:
-        """It is as urgent as that from now on, unless it was more so."""
+        """The flow is as urgent as that from now on, unless it was more urgent already."""
         if self._equal or urgency >= flow.urgency:
             return
         flow.urgency = urgency

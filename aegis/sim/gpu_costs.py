@@ -258,7 +258,7 @@ class _Fit(Section):
 
 
 class _Lanes(Section):
-    """Of the device's compute, in units that can be given to a lane: multiprocessors, or cores."""
+    """What lanes divide the device's compute into: units that can be given to one, multiprocessors or cores."""
 
     units: Count
     step: Count = 1

@@ -83,7 +83,7 @@ class Watch(Protocol):
     def hear(self, instance: InstanceId, messages: list[FromInstance]) -> None: ...
 
     def link_of(self, instance: InstanceId) -> Link:
-        """From the host to its device."""
+        """The link from the host to the instance's device."""
         ...
 
 
@@ -161,7 +161,7 @@ class SimInstance:
     # --- what it is told ----------------------------------------------------------------------------------------------
 
     def tell(self, messages: Sequence[ToInstance]) -> None:
-        """They have arrived together. A model is bound when the first of its requests comes."""
+        """Takes messages that have arrived together. A model is bound when the first of its requests comes."""
         for message in messages:
             if isinstance(message, _WITH_JOB) and message.job.model not in self._added:
                 self._added.add(message.job.model)
@@ -247,7 +247,7 @@ class SimInstance:
     # --- what it says of itself, and how it is told that time passes -------------------------------------------------
 
     def _report(self) -> None:
-        """As a live instance does, at the end of each step and when there is nothing else to do."""
+        """Reports as a live instance does, at the end of each step and when there is nothing else to do."""
         now_ns = self._agenda.now_ns
         if self._reporter and self._reporter.due(now_ns):
             report = self._reporter.report(now_ns)

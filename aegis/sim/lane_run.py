@@ -109,7 +109,7 @@ class LaneRun:
             processors.leave(self._slowed_by_processors)
 
     def slow(self, now_ns: int) -> None:
-        """From now on it is as fast as `slowness` says; its steps end at other times."""
+        """From now on the run is as fast as `slowness` says; its steps end at other times."""
         assert self.progress is not None
         self.progress.change(now_ns, self.slowness)
         self.version += 1

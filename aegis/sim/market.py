@@ -178,11 +178,11 @@ class SimMarket:
         self._memory.join(instance.instance, arbiter, links)
 
     def watch(self) -> None:
-        """From now on its arbiters are told that time passes, as long as there are requests."""
+        """From now on the arbiters of memory are told that time passes, as long as there are requests."""
         self.agenda.at(self.agenda.now_ns + TICK_NS, self._tick)
 
     def place(self) -> None:
-        """From now on placement looks at it, as long as there are requests."""
+        """From now on placement looks at the market, as long as there are requests."""
         if self._placement:
             self.agenda.at(self.agenda.now_ns + LOOK_NS, self._look)
 

@@ -16,7 +16,7 @@ _BLOCK_TOKENS = 16
 
 
 class ReusedPrefixes:
-    """Of the requests under way."""
+    """The reused beginnings of the prompts of requests under way."""
 
     __slots__ = ("_tokens",)
 

@@ -83,7 +83,7 @@ class Pool:
     cache_bytes: int = 0  # 0: it has no bounds
 
     def instances(self) -> dict[InstanceId, Role]:
-        """In order."""
+        """The instances with their roles, in order."""
         counts = {Role.PREFILL: self.prefills, Role.DECODE: self.decodes, Role.MIXED: self.mixed}
         return {InstanceId(f"{role}-{i}"): role for role, count in counts.items() for i in range(count)}
 
@@ -241,7 +241,7 @@ def _placement(pool: Pool, site: Site, hardware: Hardware) -> Placement | None:
 
 
 def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute:
-    """Of one instance's device."""
+    """The compute of one instance's device, which lanes divide."""
     assert gpu.shares is not None
 
     def reading_share(model: ModelId, context_tokens: int, rows: int) -> float:

@@ -21,7 +21,7 @@ class TimelineSemaphores:
         return self._values[event.word] >= event.value
 
     def when(self, event: EventHandle, action: Callable[[], None]) -> None:
-        """Once it has passed, which it has not."""
+        """Does the action once the event has passed, which it has not yet."""
         self._waiting[event.word].append((event.value, action))
 
     def signal(self, event: EventHandle) -> None:

@@ -44,7 +44,7 @@ class Times:
 
 
 class OneStep(Times):
-    """Those of a run of one step that takes `work_ns`."""
+    """The times of a run of one step, which takes `work_ns`."""
 
     __slots__ = ("_work_ns",)
 

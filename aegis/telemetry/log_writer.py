@@ -26,7 +26,7 @@ _LINGER_S = 10.0
 
 
 class LogWriter(io.TextIOBase):
-    """In front of a stream that has a file. Threads may share it."""
+    """Writes to a stream that has a file, and keeps nobody waiting for that. Threads may share it."""
 
     def __init__(self, stream: TextIO, dropped_line: Callable[[int], str]) -> None:
         """`dropped_line` is the line for so many that were dropped. Raises OSError if the stream has no file."""
@@ -141,5 +141,5 @@ def _is_pipe_or_terminal(file: int) -> bool:
 
 
 def _socket_of(file: int) -> socket.socket | None:
-    """As services of systemd have one."""
+    """The socket behind the file, if it is one: services of systemd write to such."""
     return socket.socket(fileno=os.dup(file)) if stat.S_ISSOCK(os.fstat(file).st_mode) else None

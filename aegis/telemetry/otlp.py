@@ -58,7 +58,7 @@ class Traces:
 
 
 def _attributes(lived: EndedRequest) -> dict[str, str | int]:
-    """By OpenTelemetry's conventions for generative AI, as far as there are any."""
+    """The attributes of a request, by OpenTelemetry's conventions for generative AI as far as there are any."""
     return {
         "gen_ai.request.model": lived.model,
         "gen_ai.usage.input_tokens": lived.prompt_tokens,

@@ -98,7 +98,7 @@ class RequestStages:
                 self._enter(request, StageName.DECODE if running else StageName.PREEMPTED, now_ns)
 
     def replayed(self, request: RequestId, now_ns: int) -> None:
-        """It waits to be prefilled again, with the tokens it has."""
+        """The request waits to be prefilled again, with the tokens that it has."""
         self._enter(request, StageName.QUEUE, now_ns)
 
     def end(self, request: RequestId, how: str, now_ns: int) -> None:

@@ -113,7 +113,7 @@ def run_span(
 
 
 def switch_span(instance: InstanceId, done: SwitchDone, stop_ns: int) -> Span:
-    """Of a change of models that is done."""
+    """The span of a change of models that is done."""
     return Span(
         instance,
         SpanKind.SWITCH,

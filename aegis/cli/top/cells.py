@@ -48,7 +48,7 @@ def size(nbytes: int) -> Text:
 
 
 def bar(part: float, width: int, style: str = "cyan") -> Text:
-    """In eighths of a letter."""
+    """A bar that is filled to the eighth of a letter."""
     eighths = round(min(max(part, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     drawn = "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")

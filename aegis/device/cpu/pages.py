@@ -102,7 +102,7 @@ class PhysicalPages:
                 self._leave_home(start, stop, _WIPING)
 
     def wipe(self, start: int, stop: int) -> None:
-        """In any thread, after `start_wiping`, `WIPE_PAGES` at most."""
+        """Zeroes the pages. May be called in any thread, after `start_wiping`, for `WIPE_PAGES` at most."""
         address, nbytes = self._address(start), (stop - start) * PAGE_BYTES
         with self.lock:
             protect(address, nbytes, access=True)

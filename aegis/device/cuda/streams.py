@@ -134,7 +134,7 @@ class CudaStream:
         return self._words.words.load(self.word)
 
     def took(self) -> list[CopyTimes]:
-        """They stop when they are seen to have ended."""
+        """The times of copies that have ended since the last call. A copy counts as ended when it is seen to have."""
         done, now_ns, taken = self._words.words.load(self.word), time.monotonic_ns(), list[CopyTimes]()
         while self._began and self._began[0][0] <= done:
             taken.append(CopyTimes(*self._began.popleft(), now_ns))

@@ -184,7 +184,7 @@ class _Plan:
         )
 
     def _plain(self, name: str) -> Address:
-        """Of a tensor as the module has it."""
+        """The address of a tensor that is stored as the module has it."""
         entry = self._entries.get(name)
         if entry is None or entry.packing or dtype_named(entry.dtype) != self._dtype:
             raise _Unsupported

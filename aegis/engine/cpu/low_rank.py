@@ -49,7 +49,8 @@ class Changes:
         self._adapters: dict[ModelId, ctypes.Array[Change]] = {}
 
     def add(self, adapter: ModelId, made: Mapping[str, LowRank]) -> None:
-        """By the path of the layer. What is made of others than these layers is left out."""
+        """Adds an adapter, whose changes are `made` by the path of the layer; changes of layers that are not here are
+        left out."""
         self._adapters[adapter] = (Change * len(self._paths))(*(_change(made.get(path)) for path in self._paths))
 
     def remove(self, adapter: ModelId) -> None:

@@ -30,7 +30,7 @@ def linear_of(
 
 
 def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    """Of `x [rows, columns]`."""
+    """The product of `x [rows, columns]` with the weight."""
     found, rows = library(), len(x)
     assert found is not None
     x, out = x.contiguous(), torch.empty(rows, linear.rows, dtype=x.dtype)

@@ -18,7 +18,7 @@ AHEAD = 2
 
 
 class Event(Protocol):
-    """Of a stream."""
+    """An event of a GPU's stream."""
 
     def synchronize(self) -> None:
         """Returns when all that was launched before it has been run; other threads go on meanwhile."""
@@ -26,7 +26,7 @@ class Event(Protocol):
 
 
 class LayerPace:
-    """Of one thread. `record` makes an event behind what was launched so far."""
+    """The pace of one thread. `record` makes an event behind what the thread has launched so far."""
 
     def __init__(self, record: Callable[[], Event], *, ahead: int = AHEAD) -> None:
         self._record = record

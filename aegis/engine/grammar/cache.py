@@ -34,7 +34,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
 
     def add(self, spec: ModelSpec) -> None:
-        """Its grammars can be compiled from now on."""
+        """Grammars for the model can be compiled from now on."""
         self._specs[spec.model] = spec
 
     def remove(self, model: ModelId) -> None:
@@ -86,6 +86,6 @@ class Grammars:
 
 
 def _nbytes(grammar: Grammar, future: Future[Compiled]) -> int:
-    """With its text, which may be far longer than what is made of it."""
+    """The bytes that a grammar takes here, its text included: that may be far longer than what is made of it."""
     compiled = future.result().nbytes if future.done() and not future.exception() else 0
     return len(grammar.text) + compiled

@@ -153,7 +153,7 @@ def _bytes_of(values: Sequence[int]) -> bytes:
 
 
 def _without_blanks(structural_tag: str) -> str:
-    """The same, but that its JSON has no more blanks than that of a schema alone."""
+    """The same structural tag, but that its JSON has no more blanks than that of a JSON Schema alone."""
     try:
         return json.dumps(_with_grammars(json.loads(structural_tag)))
     except (ValueError, RecursionError):  # XGrammar says what is wrong with it

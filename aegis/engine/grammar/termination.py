@@ -56,7 +56,7 @@ def _nodes(parsed: Parsed) -> Iterator[tuple[int, Sequence[int]]]:
 
 
 def _has_none(characters: Sequence[int]) -> bool:
-    """Of a class, told as whether it is negated and its ranges, both ends included."""
+    """Whether a class has no character. It is told as whether it is negated, and its ranges with both ends."""
     negated, *ends = characters
     if not negated:
         return not ends

@@ -148,7 +148,7 @@ def banned_here(words: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def banned_there(words: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same on `device`, where an eighth of it is sent to."""
+    """The same, unpacked on `device`: an eighth of the bytes has to be sent there."""
     sent = words.view(torch.uint8).to(device, non_blocking=True)
     return _banned_of_byte(device)[sent.int()].flatten(1)
 

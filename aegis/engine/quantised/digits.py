@@ -41,7 +41,7 @@ def supported() -> bool:
 
 
 def digits_of(x: torch.Tensor) -> Digits:
-    """Of `x [rows, in]`."""
+    """The digits of the activations `x [rows, in]`."""
     places = _PLACES[x.dtype]
     units = torch.add(_TINY, x.abs().amax(-1, keepdim=True), alpha=1 / _WORTH_MAX[places])
     whole = torch.addcdiv(_ZERO[places], x, units).round_().to(torch.int32)

@@ -84,7 +84,7 @@ class QuantisedLinear(torch.nn.Module):
         return self.multiply(rows).view(*x.shape[:-1], self.out_features)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """Of `x [rows, in]`."""
+        """The product of `x [rows, in]` with the weight."""
         raise NotImplementedError
 
     def compiled(self, form: int, integers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> Linear | None:

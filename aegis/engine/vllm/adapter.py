@@ -236,7 +236,7 @@ class Attending:
         return self.logits(self._hidden(batch, metadata))
 
     def _metadata(self, batch: Batch) -> dict[Any, Any]:
-        """By builder."""
+        """What the attention layers have to know of the batch, by the builder that made it."""
         common = CommonAttentionMetadata(
             query_start_loc=self._sent(batch.starts),
             query_start_loc_cpu=batch.starts,
@@ -273,7 +273,7 @@ def _lengths(batch: Batch) -> tuple[int, int]:
 
 
 def _apart(batch: Batch, first: Sequence[int]) -> Batch:
-    """The same, with other lengths than the `first`."""
+    """The same batch, padded so that its lengths are not those of the `first`."""
     longest, width = map(eq, _lengths(batch), first)
     return replace(batch, longest=batch.longest + longest, blocks=pad(batch.blocks, (0, int(width))))
 

@@ -51,7 +51,7 @@ def _fused_add_rms_norm(
 
 
 def register() -> None:
-    """Once, before a model is built."""
+    """Registers the norms with vLLM. Called once, before a model is built."""
     current_platform.import_kernels()
     operations = vllm.ir.ops
     operations.rms_norm.register_impl(_OURS, supports_args=_norms)(_rms_norm)
@@ -59,6 +59,6 @@ def register() -> None:
 
 
 def prefer(config: VllmConfig) -> None:
-    """In the process of that model, wherever they fit."""
+    """Has vLLM use the norms in this process, wherever they fit."""
     order = config.kernel_config.ir_op_priority
     order.rms_norm = order.fused_add_rms_norm = [_OURS, "native"]

@@ -163,7 +163,7 @@ def _keyed(operation: Any, keys: Sequence[str]) -> Callable[..., Any]:
 
 
 class _Watch(TorchFunctionMode):
-    """For values that leave without an operation."""
+    """Watches for values that leave the step without an operation of torch."""
 
     def __init__(self, recorder: _Recorder) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ def register_adapter(source: Source, base: ModelSpec, terms: Terms, *, report: R
 
 @contextmanager
 def _held(base: ModelSpec) -> Iterator[None]:
-    """Its image, which is read, stays on disk, if it is there still."""
+    """The base's image, which is read meanwhile, stays on disk, if it is still there."""
     hold = Hold(Path(base.directory))
     try:
         yield
@@ -105,7 +105,7 @@ def _refuse_without_weights(directory: Path) -> None:
 
 
 def _fingerprint(directory: Path, base: ModelSpec) -> str:
-    """As that of a checkpoint, beside this image of its base."""
+    """A name like that of a checkpoint's image, for the adapter beside this image of its base."""
     digest = blake2b(digest_size=16)
     found = (directory / WEIGHTS).stat()
     facts = ("aegis adapter", IMAGE_FORMAT, base.manifest.fingerprint, found.st_size, found.st_ctime_ns)

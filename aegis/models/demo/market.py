@@ -36,7 +36,7 @@ def demo_models(cache_dir: Path, *, slo: Slo = Slo()) -> list[Source]:  # noqa: 
 
 
 def missing_models(cache_dir: Path) -> list[str]:
-    """Those of the market that are still to be made, in its order."""
+    """The models of the market that are still to be made, in its order."""
     return [name for name in RECIPES if not is_checkpoint(_market(cache_dir) / name)]
 
 

@@ -107,7 +107,8 @@ class GgufFile:
 
     @property
     def served_bytes(self) -> int:
-        """At least, as numbers of 16 bits where they do not stay what they are."""
+        """The bytes that its tensors take at least when they are served: as numbers of 16 bits where they do not stay
+        what they are."""
         return sum(
             place.nbytes if place.kind in STAY else max(place.nbytes, 2 * place.elements)
             for place in self.tensors.values()

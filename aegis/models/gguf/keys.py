@@ -31,7 +31,7 @@ class Keys:
         return f"{self.architecture}.{key}"
 
     def unread(self) -> list[str]:
-        """Those of the architecture that nothing has asked for."""
+        """The keys of the architecture that nothing has asked for."""
         return sorted(key for key in self.file.metadata if key.startswith(self.named("")) and key not in self.read)
 
     def value(self, key: str, default: Value | None = None) -> Value | None:
@@ -43,7 +43,7 @@ class Keys:
         return self.value(key) not in (None, 0)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """At least 1."""
+        """A whole number that is 1 at least."""
         found = self.value(key, default)
         if found is None:
             raise ModelRefused(f"{self.named(key)} is missing")

@@ -93,7 +93,7 @@ def _given(file: GgufFile, tokens: list[str], names: Mapping[str, str]) -> dict[
 
 
 def _adjust(made: Tokenizer, given: Mapping[str, Any]) -> None:
-    """For what files say and the converter does not read."""
+    """Adjusts the tokenizer to what files say and the converter does not read."""
     if given.get("pre_tokenizer_type") in _DIGITS:
         digits = pre_tokenizers.Digits(individual_digits=True)
         made.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])

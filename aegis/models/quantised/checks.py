@@ -25,7 +25,7 @@ def matrix(tensors: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype | 
 
 
 def floats(found: torch.Tensor | None, name: str) -> torch.Tensor:
-    """In float32, all finite."""
+    """The tensor in float32, once it is known to be there and finite. Raises ModelRefused."""
     if found is None:
         raise ModelRefused(f"its {name} is missing")
     if not found.dtype.is_floating_point or not found.numel():

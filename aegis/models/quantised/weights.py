@@ -17,7 +17,7 @@ _MIDDLE = 8  # of the 16 values of 4 bits
 
 
 class Weight(Protocol):
-    """Of a linear layer."""
+    """The weight of a linear layer that comes quantised."""
 
     @property
     def shape(self) -> tuple[int, int]: ...

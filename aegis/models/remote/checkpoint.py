@@ -149,7 +149,7 @@ class RemoteCheckpoint:
         return Looked(checkpoint, weights_bytes, True, tuple(digests) if all(digests) else (), max(0, missing))
 
     def _checkpoint(self, stored: Stored) -> Checkpoint:
-        """As far as it is here: the weights may not be."""
+        """The checkpoint as far as it is here: its weights may not be."""
         own = tuple(stored.files / file.name for file in self._own_weights)
         if self._address.file:
             return open_gguf_checkpoint(own[0] if own[0].is_file() else stored.header, own[0])
@@ -160,7 +160,7 @@ class RemoteCheckpoint:
 
     @property
     def _own_weights(self) -> list[RemoteFile]:
-        """Those of the transformer, without the modules of sentence-transformers behind it."""
+        """The files of the transformer's weights, without the modules of sentence-transformers behind it."""
         return [file for file in self._weights if "/" not in file.name]
 
     @property

@@ -216,7 +216,7 @@ class Download:
         return self._unforeseen[file.name]
 
     def _count(self, name: str, have_bytes: int) -> None:
-        """Of a file beside the weights whose size was not listed. Raises ModelRefused."""
+        """Counts the bytes of a file beside the weights whose size was not listed. Raises ModelRefused."""
         self._small_bytes += have_bytes - self._unforeseen.get(name, 0)
         self._unforeseen[name] = have_bytes
         refuse_too_many_small(self._small_bytes)
@@ -234,7 +234,7 @@ class Download:
 
 
 def _size_of(file: RemoteFile, response: httpx.Response, begins: int) -> int | None:
-    """Of all of the file, if the server says so."""
+    """The size of the whole file, if the server tells it."""
     if file.offset is not None:
         return file.size_bytes
     _, _, whole = response.headers.get("content-range", "").rpartition("/")

@@ -120,7 +120,7 @@ class Verify(Struct, frozen=True):
 
 
 class Keep(Struct, frozen=True):
-    """It is whole and right."""
+    """Keep the file: it is whole and right."""
 
     name: str
     sha256: str
@@ -163,7 +163,7 @@ class _File:
 
 
 class FetchCore:
-    """Of one checkpoint's files, in the order in which they are wanted."""
+    """Decides how one checkpoint's files are fetched, in the order in which they are wanted."""
 
     def __init__(self, files: Iterable[WantedFile]) -> None:
         self._files = {wanted.name: _File(wanted) for wanted in files}
@@ -175,7 +175,7 @@ class FetchCore:
 
     @property
     def total_bytes(self) -> int:
-        """As far as it is known."""
+        """The bytes of all files, as far as they are known."""
         return sum(file.have_bytes if file.size_bytes is None else file.size_bytes for file in self._files.values())
 
     def on(self, event: Event, now_ns: int) -> list[Effect]:

@@ -87,7 +87,7 @@ class Stored:
         return kept if file.size_bytes in (None, kept.size_bytes) and file.sha256 in (None, kept.sha256) else None
 
     def sha256(self, file: RemoteFile) -> str:
-        """Of what was fetched of it, if the source has it still; else empty."""
+        """The sha256 of what was fetched of the file, if the source still has that; else empty."""
         kept = self.known(file)
         return kept.sha256 if kept else ""
 
@@ -140,7 +140,7 @@ class Stored:
 
 
 def digest_of(path: Path) -> tuple[int, str]:
-    """Its size and sha256, as the disk has it."""
+    """The size and the sha256 of a file, as the disk has it."""
     digest, nbytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):

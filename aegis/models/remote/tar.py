@@ -51,7 +51,7 @@ class Tar:
         return [_summed(file, sums.get(file.name)) for file in _within(found)]
 
     def _file(self, member: tarfile.TarInfo, tag: str | None) -> RemoteFile:
-        """Its place is part of its tag: the tag is the whole tar's."""
+        """A file of the tar. Its place is part of its tag, since the server's tag is that of the whole tar."""
         own = f"{tag} {member.offset_data}" if tag else None
         headers = {"If-Range": tag} if tag and tag.startswith('"') else {}
         name = member.name.removeprefix("./")
@@ -73,7 +73,7 @@ def _regular(tar: tarfile.TarFile) -> list[tarfile.TarInfo]:
 
 
 def _within(files: list[RemoteFile]) -> list[RemoteFile]:
-    """By their names in the checkpoint's directory, which is often the only one of the tar."""
+    """The files by their names within the checkpoint's directory, which is often the only one of the tar."""
     directories = (file.name.rpartition("/") for file in files)
     home = min(("".join(at[:2]) for at in directories if at[2] == CONFIG), key=len, default="")
     return [

@@ -135,7 +135,7 @@ class _Links(HTMLParser):
 
 
 def _links(page: str, folder: str) -> list[RemoteFile]:
-    """Of what lies in the folder itself; pages link to other places, too."""
+    """The files to which the page links that lie in the folder itself; pages link to other places, too."""
     parser = _Links()
     parser.feed(page)
     names: dict[str, None] = {}

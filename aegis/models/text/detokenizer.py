@@ -59,7 +59,7 @@ class Detokenizer:
 
 
 def write_detokenizer(directory: Path) -> None:
-    """Beside the tokenizer in `directory`; none if it would not decode in the same way."""
+    """Writes a detokenizer beside the tokenizer in `directory`; none if it would not decode in the same way."""
     whole = Tokenizer.from_file(str(directory / TOKENIZER))
     parts: dict[str, Any] = msgspec.json.decode((directory / TOKENIZER).read_bytes())
     count = max(whole.get_vocab(with_added_tokens=True).values(), default=-1) + 1

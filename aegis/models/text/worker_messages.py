@@ -29,7 +29,7 @@ class Know(Struct, frozen=True, tag=True):
 
 
 class Known(Struct, frozen=True, tag=True):
-    """It is."""
+    """The text model is known."""
 
 
 class Encode(Struct, frozen=True, tag=True):
@@ -117,7 +117,7 @@ class TooLarge(Struct, frozen=True, tag=True):
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """By the chat template, or by what it makes of the conversation."""
+    """The conversation is refused by the chat template, or for what that makes of it."""
 
     message: str
 

@@ -41,20 +41,20 @@ class Served(Protocol):
         ...
 
     def renewed(self, model: CatalogueModel) -> None:
-        """Its image is whole again."""
+        """The model's image is whole again."""
         ...
 
     def waits_again(self, model: CatalogueModel, refusal: str) -> None:
-        """It cannot be made now, and waits for the next request that wants it."""
+        """The model's image cannot be made now; it waits for the next request that wants it."""
         ...
 
     def failed(self, model: ModelId, reason: str) -> None:
-        """It cannot be served any more."""
+        """The model cannot be served any more."""
         ...
 
 
 class ImageRenewals:
-    """Of one catalogue."""
+    """The images of one catalogue that are to be made again."""
 
     def __init__(self, served: Served) -> None:
         self._served = served

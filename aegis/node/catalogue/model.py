@@ -50,7 +50,7 @@ class CatalogueModel:
 
     @property
     def up(self) -> ModelUp:
-        """As proxies are told that it is ready."""
+        """The event that tells proxies that the model is ready."""
         return ModelUp(self.spec, self.device_tokens)
 
     @property

@@ -76,7 +76,7 @@ def total(scrapes: Iterable[Iterable[Family]]) -> tuple[Family, ...]:
 
 
 def exposition(families: Iterable[Family]) -> Iterator[bytes]:
-    """As `/metrics` shows them, one after the other: Prometheus' text format."""
+    """The families as `/metrics` shows them, one after the other, in Prometheus' text format."""
     for family in families:
         suffix, kind = _IN_TEXT.get(family.kind, ("", family.kind))
         name = family.name + suffix
@@ -87,7 +87,7 @@ def exposition(families: Iterable[Family]) -> Iterator[bytes]:
 
 @lru_cache(maxsize=1 << 14)
 def _shown(labels: tuple[tuple[str, str], ...]) -> str:
-    """They are the same in each answer."""
+    """The labels as they are written, which is kept, since they are the same in each answer."""
     if not labels:
         return ""
     told = [f'{name}="{_escaped(value).replace(_QUOTE, _ESCAPED_QUOTE)}"' for name, value in sorted(labels)]

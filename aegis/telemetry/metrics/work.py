@@ -34,7 +34,7 @@ class WorkMetrics(Collector):
                 self._copied[span.instance, span.kind] += span.nbytes
 
     def worked_ns(self, instance: InstanceId, *kinds: SpanKind) -> int:
-        """In all."""
+        """The time that the instance has worked at such things, in all."""
         return sum(self._work_ns[instance, kind] for kind in kinds)
 
     def decided(self, decisions: Iterable[Decision]) -> None:
