@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def main(config: Config, reading: Reading | None = None) -> int:
         if line:
             sys.stderr.write(f"aegis: {line}\n")
     sources = sources_of(config, demo=config.serves_demo)
-    return uvloop.run(_serve_to_the_end(config, reading, keys, http, listener, sources))
+    return uvloop.run(_to_the_end(_serve(config, reading, keys, http, listener, sources)))
 
 
 def refuse_unlaunchable(config: Config) -> None:
@@ -92,18 +92,11 @@ def refuse_unlaunchable(config: Config) -> None:
         Certificate(tls)
 
 
-async def _serve_to_the_end(
-    config: Config,
-    reading: Reading | None,
-    keys: Keyring,
-    http: Settings,
-    listener: socket.socket,
-    sources: list[Source],
-) -> int:
-    """Ends the process too, unless the user is to mend something: a thread may still be busy with what a client sent,
+async def _to_the_end(serving: Awaitable[int]) -> int:
+    """Then ends the process, unless the user is to mend something: a thread may still be busy with what a client sent,
     and nothing that it does matters any more."""
     try:
-        code = await _serve(config, reading, keys, http, listener, sources)
+        code = await serving
     except UserError:
         raise
     except Exception:  # noqa: BLE001 - a bug of ours: what it left running is not waited for
