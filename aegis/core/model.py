@@ -143,6 +143,10 @@ class Slo(Struct, frozen=True):
     def due_ns(self, arrival_ns: int, index: int) -> int:
         return arrival_ns + self.ttft_ns + index * self.tbt_ns
 
+    def on_time(self, arrival_ns: int, tokens: range, came_ns: int) -> int:
+        """The number of these tokens that are on time if all of them come at `came_ns`."""
+        return sum(came_ns <= self.due_ns(arrival_ns, index) for index in tokens)
+
 
 Pace = Literal["made", "smooth"]
 """Of a stream. `made`: tokens leave as they are made; `smooth`: no earlier than a reader wants them."""

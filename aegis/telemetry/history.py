@@ -49,8 +49,7 @@ class RequestLog:
         if life.first_ns is None:
             life.first_ns = now_ns
         life.last_ns = now_ns
-        indices = range(life.tokens, life.tokens + count)
-        life.on_time += sum(now_ns <= life.slo.due_ns(life.arrival_ns, index) for index in indices)
+        life.on_time += life.slo.on_time(life.arrival_ns, range(life.tokens, life.tokens + count), now_ns)
         life.tokens += count
         if self._token_times:
             life.times_ns += [now_ns] * count

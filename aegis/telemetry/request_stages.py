@@ -84,8 +84,7 @@ class RequestStages:
         life = self._lives[request]
         if life.stage is not StageName.PREFILL:
             self._enter(request, StageName.DECODE, now_ns)
-        indices = range(life.tokens, life.tokens + count)
-        life.on_time += sum(now_ns <= life.slo.due_ns(life.arrival_ns, index) for index in indices)
+        life.on_time += life.slo.on_time(life.arrival_ns, range(life.tokens, life.tokens + count), now_ns)
         life.tokens += count
         if life.stage is StageName.PREFILL:
             self._enter(request, StageName.DECODE, now_ns)

@@ -33,7 +33,7 @@ class Attainment:
     def saw(self, slo: Slo, arrival_ns: int, first: int, count: int, now_ns: int) -> None:
         """Tokens `[first, first + count)` reached the proxy at `now_ns`."""
         self.tokens += count
-        self.met += sum(now_ns <= slo.due_ns(arrival_ns, index) for index in range(first, first + count))
+        self.met += slo.on_time(arrival_ns, range(first, first + count), now_ns)
 
     def missed(self, count: int) -> None:
         self.tokens += count
