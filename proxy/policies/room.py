@@ -47,9 +47,9 @@ def moves(view: PlacementView, wanted_with: Callable[[InstanceView, Demand], int
 
 def _short(view: PlacementView, instance: InstanceId, load: PlacedLoad) -> _Short | None:
     """One that is alone would lack room anywhere. Where several proxies have requests there, each would have whole ones
-    leave, and together more than lack room."""
+    leave, and together more than lack room. Without KV none lacks room, whatever is counted for its blocks."""
     model = view.models.get(load.model)
-    if model is None or load.requests < 2 or not load.largest_tokens:
+    if model is None or not model.token_bytes or load.requests < 2 or not load.largest_tokens:
         return None
     memory_ppm = _memory_ppm(model, load)
     if memory_ppm <= PPM:

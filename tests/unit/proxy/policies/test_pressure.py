@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.views import PPM
@@ -142,6 +143,13 @@ def test_that_comes_before_moves_for_time() -> None:
 
 def test_a_request_that_is_alone_would_lack_room_anywhere() -> None:
     assert changes(instance(0, grown(1)), instance(1)) == []
+
+
+def test_requests_of_a_model_without_kv_lack_no_room_however_many_there_are() -> None:
+    """Texts that are to be embedded count by their blocks, which hold nothing."""
+    view = view_of(instance(0, grown(5)), instance(1))
+    embeds = {name: replace(model, token_bytes=0) for name, model in view.models.items()}
+    assert POLICY.changes(replace(view, models=embeds)) == []
 
 
 def test_where_several_proxies_have_requests_they_stay() -> None:
