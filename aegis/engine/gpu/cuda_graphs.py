@@ -22,6 +22,9 @@ from aegis.engine.tensor_views import tensor_at
 GRAPHS = 512
 GRAPH_BYTES = 2 << 30
 
+DRIVER_BYTES = 32 << 20
+"""Of a graph, at most, beside what torch takes for it. What else is missing after a recording, others took."""
+
 Forward = Callable[[], torch.Tensor]
 
 
@@ -116,7 +119,7 @@ class CudaRecorder:
     def __call__(self, forward: Forward) -> Recording:
         """Raises RuntimeError if `forward` does what a graph cannot hold. The current stream must be none that
         others wait for implicitly."""
-        free_before, _ = torch.cuda.mem_get_info(self._device)
+        free_before, reserved_before = self._memory()
         graph = torch.cuda.CUDAGraph()
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -128,8 +131,14 @@ class CudaRecorder:
             self._leave_pool(graph)
             raise
         self._last = graph
-        free_after, _ = torch.cuda.mem_get_info(self._device)
-        return _CudaGraph(graph, output, max(free_before - free_after, 0))
+        free_after, reserved_after = self._memory()
+        nbytes = min(free_before - free_after, reserved_after - reserved_before + DRIVER_BYTES)
+        return _CudaGraph(graph, output, max(nbytes, 0))
+
+    def _memory(self) -> tuple[int, int]:
+        """What is free of the GPU's, and what torch has in this process."""
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free, torch.cuda.memory_reserved(self._device)
 
     def _leave_pool(self, graph: torch.cuda.CUDAGraph) -> None:
         """The graph is broken. Some releases of torch believe for good that it is being recorded then, and free no

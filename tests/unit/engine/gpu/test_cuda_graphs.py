@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aegis.core.ids import ModelId
-from aegis.engine.gpu.cuda_graphs import CudaRecorder, DecodeGraphs, Forward
+from aegis.engine.gpu.cuda_graphs import DRIVER_BYTES, CudaRecorder, DecodeGraphs, Forward
 
 A, B = ModelId("a"), ModelId("b")
 
@@ -95,6 +95,8 @@ class Allocator:
         self.graphs: dict[int, int] = {}  # by pool
         self.recording = set[int]()  # pools
         self.breaks = False  # the recording under way
+        self.reserved = 0
+        self.others = 0  # bytes of other processes
         self._handles = count(1)
 
     def handle(self) -> int:
@@ -144,7 +146,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     allocator = Graph.allocator = Allocator()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", allocator.handle)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (-allocator.reserved - allocator.others, 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: allocator.reserved)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False)
     return allocator
@@ -183,3 +186,24 @@ def test_a_model_whose_recording_breaks_keeps_no_other_from_being_recorded(alloc
     assert not allocator.recording
     assert recorded(graphs, B, lambda: output) == 1
     assert recorded(graphs, A, breaking) == 1, "it is not tried again"
+
+
+@pytest.mark.parametrize(("own", "driver", "others"), [(5 << 20, 1 << 20, 0), (0, 0, 3 << 30), (0, 0, -(3 << 30))])
+def test_what_others_on_the_gpu_take_meanwhile_is_no_recordings(
+    own: int, driver: int, others: int, allocator: Allocator
+) -> None:
+    """Their 3 GiB, counted as a graph's, would be more than graphs may take: there would be no other graph."""
+    output = torch.ones(1)
+    runs = []
+
+    def forward() -> torch.Tensor:
+        runs.append(1)
+        if len(runs) == 2:
+            allocator.reserved += own
+            allocator.others += driver + others
+        return output
+
+    graphs = DecodeGraphs(CudaRecorder(torch.device("cpu")))
+    assert recorded(graphs, A, forward) == 1
+    assert graphs.nbytes == own + driver or (others and graphs.nbytes <= DRIVER_BYTES)
+    assert recorded(graphs, B, lambda: output) == 2
