@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from msgspec import Struct
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModel, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from aegis.core.model import Pooling
 
@@ -27,6 +27,12 @@ SCORES_MAX = 1 << 26
 _DENSE = "dense_behind_pooling_"
 _PADDED_PART = 8  # at most one of so many tokens is padding
 _PADDED_FREE = 4  # in each text, whatever its length: short texts would else be run one by one
+
+
+def heads_of(config: PretrainedConfig) -> int:
+    """Of its attention; 1 for what has none."""
+    heads: int = getattr(config.get_text_config(), "num_attention_heads", None) or 1
+    return heads
 
 
 class Text(Struct, frozen=True):
@@ -72,8 +78,7 @@ class PooledModel:
         takes_types = "token_type_ids" in inspect.signature(module.forward).parameters
         self._takes_types = takes_types and getattr(config, "type_vocab_size", 0) > 1
         config.use_cache = False
-        spelled_out = config._attn_implementation == SPELLED_OUT
-        self._scores = getattr(config, "num_attention_heads", 1) if spelled_out else 0  # of two tokens
+        self._scores = heads_of(config) if config._attn_implementation == SPELLED_OUT else 0  # of two tokens
         self._dense = [module.get_submodule(f"{_DENSE}{number}") for number in range(len(pooling.dense))]
 
     @torch.inference_mode()

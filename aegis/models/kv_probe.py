@@ -11,6 +11,7 @@ because routers of experts and scaled rotary embeddings look at values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isqrt
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from transformers import (
 from aegis.core.errors import ModelRefused
 from aegis.core.model import KvLayer
 from aegis.engine.accepted_layers import attends_causally, unsupported_arguments, unsupported_layers
+from aegis.engine.pooled_models import SCORES_MAX, heads_of
 from aegis.models.failures import LIBRARY_ERRORS, one_line
 
 _CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
@@ -106,8 +108,11 @@ def context_tokens(config: PretrainedConfig) -> int:
 
 
 def positions(model: PreTrainedModel) -> int:
-    """The longest text that there are positions for; some encoders count from behind the one for padding."""
+    """The longest text that there are positions for; some encoders count from behind the one for padding. Where
+    attention is spelled out, it makes no more than so many scores of a text."""
     most = context_tokens(model.config)
+    if not model._supports_sdpa:
+        most = min(most, isqrt(SCORES_MAX // heads_of(model.config)))
     for name, part in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
             most = min(most, part.num_embeddings - (0 if part.padding_idx is None else part.padding_idx + 1))

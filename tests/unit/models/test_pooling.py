@@ -102,6 +102,13 @@ def test_scores_that_attention_makes_at_a_time_are_bounded(tmp_path: Path, monke
     assert passes == [2, 2, 2] and (found - expected).abs().max() < CLOSE
 
 
+def test_scores_that_attention_makes_of_a_text_are_bounded(tmp_path: Path) -> None:
+    for model_type, longest in (("gemma2", 4096), ("qwen3", 9000)):  # the latter's attention is fused
+        path = embedders.write(tmp_path / model_type, model_type, max_position_embeddings=9000)
+        (path / "tokenizer_config.json").unlink()
+        assert registered(path).manifest.context_tokens == longest
+
+
 @pytest.mark.parametrize("dense", [(16,), (48, 8)])
 def test_layers_behind_the_pooling_are_run(tmp_path: Path, dense: tuple[int, ...]) -> None:
     reference = pytest.importorskip("sentence_transformers")
