@@ -22,7 +22,9 @@ PROMPTS_MAX, PROMPT_CHARACTERS_MAX = 64, 1 << 14
 _CLASSIFIER = "ForSequenceClassification"
 _HEADLESS = "Model"
 _GENERATING = "LMHeadModel"
-_LENGTHS = ("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")
+_TRANSFORMERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""The first one's file is of all; those of others are from before that."""
+
 _MODES: tuple[PoolingMode, ...] = get_args(PoolingMode)
 _FLAGS: dict[str, PoolingMode] = {  # of files from before there was `pooling_mode`
     "pooling_mode_cls_token": "cls",
@@ -58,13 +60,11 @@ def read_pooling(checkpoint: Checkpoint, *, hidden_size: int, looks_back: bool) 
 
 def longest_text(checkpoint: Checkpoint, context_tokens: int) -> int:
     """The most tokens of a text that is served: as far as its positions go, and no further than it was trained for."""
-    lengths = [context_tokens]
-    for name, key in _LENGTHS:
-        if (checkpoint.directory / name).is_file():
-            length = read_small_json(checkpoint.directory / name).get(key)
-            if isinstance(length, int) and not isinstance(length, bool) and length > 0:
-                lengths.append(length)
-    return min(lengths)
+    tokenizer = checkpoint.directory / "tokenizer_config.json"
+    told = [_of_transformer(checkpoint.directory).get("max_seq_length")]
+    told += [read_small_json(tokenizer).get("model_max_length")] if tokenizer.is_file() else []
+    lengths = [each for each in told if isinstance(each, int) and not isinstance(each, bool) and each > 0]
+    return min([context_tokens, *lengths])
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
@@ -151,8 +151,15 @@ def _dense(directory: Path, paths: Sequence[str], size: int) -> tuple[Dense, ...
 
 
 def _lowercases(directory: Path) -> bool:
-    file = directory / _LENGTHS[0][0]
-    return file.is_file() and read_small_json(file).get("do_lower_case") is True
+    return _of_transformer(directory).get("do_lower_case") is True
+
+
+def _of_transformer(directory: Path) -> dict[str, Any]:
+    """What it does to texts before its model does."""
+    files = (directory / f"sentence_{kind}_config.json" for kind in _TRANSFORMERS)
+    file = next((file for file in files if file.is_file()), None)
+    found: dict[str, Any] = read_small_json(file) if file else {}
+    return found
 
 
 def _modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:

@@ -211,6 +211,14 @@ def test_whether_texts_are_lowered_is_known(tmp_path: Path) -> None:
     assert pooling and pooling.lowercases
 
 
+def test_the_file_of_an_early_checkpoint_is_named_after_its_architecture(tmp_path: Path) -> None:
+    path = embedders.write(tmp_path / "m", "roberta", pooling=MEANS)
+    (path / "sentence_bert_config.json").rename(path / "sentence_roberta_config.json")
+    _change(path / "sentence_roberta_config.json", do_lower_case=True, max_seq_length=20)
+    manifest = registered(path).manifest
+    assert manifest.context_tokens == 20 and manifest.pooling and manifest.pooling.lowercases
+
+
 def test_a_layer_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
     path = embedders.write(tmp_path / "m", "bert", pooling=MEANS)
     weights = load_file(path / "model.safetensors")
