@@ -44,6 +44,7 @@ STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 TOKENS_MAX = 1 << 31
 TEMPERATURE_MIN = 1e-5  # above 0: what is less is greedy in all but name
+TOP_P_MIN = 1e-6  # for 0, as OpenAI's API has it: the likeliest token alone
 REPETITION_PENALTY_MIN = 1e-3
 
 TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": TOKENS_MAX}
@@ -114,7 +115,7 @@ class GenerationBody(ModelBody, OutputFormatBody):
     min_tokens = Integer(0, low=0, high=TOKENS_MAX)
     ignore_eos = Flag(False)
     temperature = Temperature(1.0, low=0, high=2)
-    top_p = Number(1.0, low=0, high=1, open_low=True)
+    top_p = Number(1.0, low=0, high=1)
     top_k = Integer(0, low=-1, high=TOKENS_MAX)
     min_p = Number(0.0, low=0, high=1)
     presence_penalty = Number(0.0, low=-2, high=2)
@@ -220,7 +221,7 @@ def _read_sampling(body: GenerationBody, spec: ModelSpec, *, most_tokens: int, l
         max_tokens=1,
         min_tokens=GenerationBody.min_tokens.read_at_most(body, most_tokens),
         temperature=body.temperature,
-        top_p=body.top_p,
+        top_p=max(body.top_p, TOP_P_MIN),
         top_k=max(top_k, 0),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,

@@ -63,7 +63,7 @@ WRONG: list[tuple[str, Any]] = [
     ("temperature", True),
     ("top_k", -2),
     ("top_k", 1.5),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", 1.01),
     ("user", 5),
     # not supported

@@ -57,6 +57,12 @@ def test_a_plain_completion_has_openai_s_form() -> None:
     assert sampling.stop_token_ids == (EOS,)
 
 
+def test_a_top_p_of_0_leaves_the_likeliest_token() -> None:
+    behind = market()
+    assert post(behind, PATH, ask(top_p=0)).status_code == 200
+    assert 0 < behind.submitted[0][2].top_p <= 1e-6
+
+
 def test_a_stream_has_one_chunk_per_delivery_and_says_the_same() -> None:
     reply = post(market(says("hello", per_delivery=2)), PATH, ask(stream=True))
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
