@@ -163,11 +163,21 @@ class RemoteMachine:
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> RemoteProcesses:
         key = next(self._keys)
+        starting = asyncio.create_task(self.call("start", key, msgspec.msgpack.encode(list(ranks))))
         try:
-            pid = await self.call("start", key, msgspec.msgpack.encode(list(ranks)))
+            pid = await asyncio.shield(starting)
         except MachineLost:
             raise OSError(0, "its machine is lost") from None
+        except asyncio.CancelledError:
+            self._in_background(self._kill_unwanted(key, starting))
+            raise
         return RemoteProcesses(self, key, pid)
+
+    async def _kill_unwanted(self, key: int, starting: asyncio.Task[Any]) -> None:
+        """Once it has started."""
+        with suppress(OSError, MachineLost):
+            await starting
+            await self.call("kill", key)
 
     async def open_pool(self, kind: str, nbytes: int, gpu: str) -> RemotePool | str:
         """The memory pool of the GPU that Ray has by this name, or why there is none. Raises MachineLost."""

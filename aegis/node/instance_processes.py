@@ -49,9 +49,11 @@ async def start(server: ForkServer, ranks: Sequence[InstanceSettings], environme
                     stdin=msgspec.json.encode(settings),
                 )
             )
-    except OSError:
+    except BaseException:  # as where it is not waited for any more
         for process in started:
-            await _ended(process)
+            process.kill()
+        for process in started:
+            await process.wait()
         raise
     return Processes(started)
 

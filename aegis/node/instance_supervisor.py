@@ -12,8 +12,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -25,10 +26,12 @@ from aegis.core.role import Role
 from aegis.instance.settings import InstanceSettings
 from aegis.node.machine import InstanceHost, InstanceHosts, Running
 from aegis.process.restart_backoff import RestartBackoff
-from aegis.process.tasks import watched
+from aegis.process.tasks import cancelled, watched
 from aegis.transport.links import Hub, NodeMessage
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -234,19 +237,17 @@ class InstanceSupervisor:
         """Starts the instance again and again, until it is given up or has to end; an instance that joins, once."""
         while not place.ending.is_set():
             try:
-                host = await self._find_home(place)
-                if host is None:
-                    return
-                process = await self._start(place, host)
+                started = await self._started(place)
             except (OSError, UserError) as error:
                 why = error.message if isinstance(error, UserError) else _said(error)
                 log.warning("%s cannot be started: %s", place.instance, why)
-                if place.ready:
-                    place.ready = False
-                    await self._on_lost(place.instance, place.incarnation)
+                await self._not_started(place)
                 place.restarts.failed()
             else:
-                why = await self._watch(place, process, host)
+                if started is None:
+                    await self._not_started(place)
+                    return
+                why = await self._watch(place, *started)
             if place.drained:
                 await place.resumed.wait()
                 continue
@@ -261,16 +262,17 @@ class InstanceSupervisor:
                 return
             await _within(place.ending, place.restarts.pause_s)
 
-    async def _find_home(self, place: _Place) -> InstanceHost | None:
-        """None if it has to end first. Raises UserError."""
-        finding = asyncio.create_task(self._instance_hosts.host(place.instance))
-        ending = asyncio.create_task(place.ending.wait())
-        await asyncio.wait((finding, ending), return_when=asyncio.FIRST_COMPLETED)
-        ending.cancel()
-        if not finding.done():
-            finding.cancel()
-            return None
-        return finding.result()
+    async def _started(self, place: _Place) -> tuple[Running, InstanceHost] | None:
+        """None if it has to end first. Raises OSError, UserError."""
+        host = await _unless(place.ending, self._instance_hosts.host(place.instance))
+        process = await _unless(place.ending, self._start(place, host)) if host else None
+        return (process, host) if process and host else None
+
+    async def _not_started(self, place: _Place) -> None:
+        """It may have been ready nevertheless, before its start was answered."""
+        was_ready, place.ready, place.living = place.ready, False, False
+        if was_ready and not self._closing:
+            await self._on_lost(place.instance, place.incarnation)
 
     async def _watch(self, place: _Place, process: Running, host: InstanceHost) -> str:
         """Waits until the process ends; returns how it did."""
@@ -295,11 +297,7 @@ class InstanceSupervisor:
         place.host = host
         place.living = True
         ranks = range(len(host.machine.memory))
-        try:
-            place.process = await host.machine.start([self._settings(place, host, rank) for rank in ranks])
-        except OSError:
-            place.living = False
-            raise
+        place.process = await host.machine.start([self._settings(place, host, rank) for rank in ranks])
         return place.process
 
     def _settings(self, place: _Place, host: InstanceHost, rank: int) -> InstanceSettings:
@@ -321,6 +319,16 @@ class InstanceSupervisor:
             ranks=len(host.machine.memory),
             rendezvous=f"{host.machine.rendezvous}{place.instance}-{place.incarnation}",
         )
+
+
+async def _unless(event: asyncio.Event, doing: Coroutine[None, None, T]) -> T | None:
+    """What it returns; None where the event comes first, for which it is broken off."""
+    done, waiting = asyncio.create_task(doing), asyncio.create_task(event.wait())
+    await asyncio.wait((done, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not done.done():
+        await cancelled(done)
+    return None if done.cancelled() else done.result()
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> None:

@@ -128,6 +128,27 @@ def test_a_machine_that_does_not_answer_is_lost(
 # --- opening and closing them -----------------------------------------------------------------------------------------
 
 
+def test_a_process_whose_start_nobody_waited_for_is_killed_once_it_is_there() -> None:
+    killed: list[int] = []
+    actor = Actor(kill=killed.append)
+
+    async def main() -> None:
+        machine = RemoteMachine(MachineId("machine-0"), NODE, actor, Actor())
+        starting = asyncio.create_task(machine.start(()))
+        while "start" not in actor.unanswered:
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not killed
+        actor.unanswered["start"].set_result(7)
+        async with asyncio.timeout(WAIT_S):
+            while killed != [0]:
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
 class Placed:
     """As Ray has placed all."""
 

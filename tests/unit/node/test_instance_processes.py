@@ -1,12 +1,17 @@
-"""The environment of instances: how many threads each computes with, and what it keeps of compiled products."""
+"""The environment of instances: how many threads each computes with, and what it keeps of compiled products. The
+processes of an instance's ranks are all there, or none is."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from aegis.node.instance_processes import environment_for
+from aegis.node.instance_processes import environment_for, start
+from tests.unit.node.test_instance_supervisor import TEMPLATE, Process
 
 
 @pytest.mark.parametrize(
@@ -32,3 +37,31 @@ def test_compiled_products_are_few_unless_the_user_says_how_many(monkeypatch: py
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     told = environment_for(1)
     assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("7", "8")
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_ranks_of_which_one_does_not_start_all_end(broken_off: bool) -> None:
+    first, asked = Process(), asyncio.Event()
+
+    class Server:
+        """Starts the first rank alone."""
+
+        async def start(self, module: str, *_: str, **__: object) -> Process:
+            if module == "aegis.instance.process":
+                return first
+            asked.set()
+            if not broken_off:
+                raise OSError(12, "Cannot allocate memory")
+            return await asyncio.Future()
+
+    async def main() -> None:
+        ranks = [replace(TEMPLATE, rank=rank, ranks=2) for rank in range(2)]
+        starting = asyncio.create_task(start(cast(Any, Server()), ranks, {}))
+        await asked.wait()
+        if broken_off:
+            starting.cancel()
+        with pytest.raises(asyncio.CancelledError if broken_off else OSError):
+            await starting
+        assert await asyncio.wait_for(first.wait(), 1) == -9
+
+    asyncio.run(main())

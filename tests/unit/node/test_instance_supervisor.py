@@ -51,16 +51,23 @@ class Machine:
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.broken_off = False
         self.answer: asyncio.Future[Process] = asyncio.get_running_loop().create_future()
 
     def poison(self, words: Sequence[int]) -> None: ...
 
     async def start(self, ranks: Sequence[InstanceSettings]) -> Process:
         self.asked.set()
-        return await asyncio.shield(self.answer)
+        try:
+            return await asyncio.shield(self.answer)
+        except asyncio.CancelledError:
+            self.broken_off = True
+            raise
 
     async def host(self, instance: InstanceId) -> InstanceHost:
         return InstanceHost(cast(Any, self), ("",), (0,))
+
+    async def leave(self, instance: InstanceId) -> None: ...
 
 
 class Link:
@@ -167,6 +174,20 @@ def test_an_instance_that_is_drained_while_it_starts_has_a_process() -> None:
         stand.machine.answer.set_result(process)
         while not stand.pool.drained(MIXED):
             await asyncio.sleep(0)
+
+    standing(work)
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_start_that_is_not_answered_keeps_nobody_from_ending(removed: bool, ready: bool) -> None:
+    async def work(stand: Stand) -> None:
+        if ready:
+            stand.pool.became_ready(MIXED)
+        async with asyncio.timeout(4):  # close() kills what has not ended after five
+            await (stand.pool.remove(MIXED) if removed else stand.pool.close())
+        assert stand.machine.broken_off
+        assert stand.lost == [(MIXED, 1)] * (removed and ready)
 
     standing(work)
 
