@@ -12,7 +12,7 @@ from aegis.config.config import Config
 from aegis.config.keyring import read_key, refuse_duplicates, secrets_of
 from aegis.config.mqtt_address import check_ca_file
 from aegis.config.paths import refusing
-from aegis.config.yaml_file import lines_of
+from aegis.config.yaml_file import Lines
 from aegis.core.api_keys import Key
 from aegis.core.errors import UserError
 from aegis.models.remote.address import parse
@@ -32,10 +32,10 @@ class Findings:
 
 def look_at(file: Path) -> Findings:
     """Files that the configuration names are checked only if it has no mistake of its own."""
-    if found := sources.mistakes(file):
-        return Findings(tuple(found))
-    config = sources.load({"config": file}, {})
-    lines = lines_of(file)
+    read = sources.look_at(file)
+    if isinstance(read, list):
+        return Findings(tuple(read))
+    config, lines = read
 
     def located(found: Iterator[tuple[_Place, str]]) -> tuple[str, ...]:
         placed = sorted(((_line(lines, place), message) for place, message in found), key=lambda each: each[0])
@@ -44,7 +44,7 @@ def look_at(file: Path) -> Findings:
     return Findings(located(_mistakes(config)), located(_warnings(config)))
 
 
-def _line(lines: dict[_Place, int], place: _Place) -> int:
+def _line(lines: Lines, place: _Place) -> int:
     """The line of the key, else of the nearest one around it."""
     return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), 0)
 

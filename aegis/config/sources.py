@@ -19,7 +19,7 @@ from aegis.config.config import LISTS, OPTIONS, Config, Key, leaves, variable
 from aegis.config.paths import refusing
 from aegis.config.slo import limits_ns
 from aegis.config.values import OptionText
-from aegis.config.yaml_file import lines_of, read_mapping
+from aegis.config.yaml_file import Lines, read_with_lines
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
 
@@ -57,14 +57,14 @@ def config_file(options: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     return Path(file).absolute() if file else None
 
 
-def mistakes(file: Path) -> list[str]:
-    """All that is wrong with a file alone, a line for each: its line, its key, what was expected."""
+def look_at(file: Path) -> tuple[Config, Lines] | list[str]:
+    """What a file alone says, or all that is wrong with it, a line for each: its line, its key, what was expected."""
     tree = _Tree()
     try:
         tree.put_file(file.absolute())
     except UserError as error:
         return [error.message]
-    return tree.mistakes()
+    return tree.mistakes() or (tree.validated(), tree.lines)
 
 
 class _Tree:
@@ -73,11 +73,10 @@ class _Tree:
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
         self._origins: dict[tuple[Any, ...], str | Path] = {}
-        self._lines: dict[tuple[Any, ...], int] = {}  # of the file
+        self.lines: Lines = {}  # of the file
 
     def put_file(self, file: Path) -> None:
-        self._values = read_mapping(file)
-        self._lines = lines_of(file)
+        self._values, self.lines = read_with_lines(file)
         self._origins[()] = file
         _place(self._values, file.parent, self._where)
 
@@ -128,7 +127,7 @@ class _Tree:
         meant = [below[path] for path in _spoken_of(below, reason)]
         if nearest is None:
             return ", ".join(meant or below.values()) or _dotted(loc)
-        others = _spoken_of([path for path in self._lines if path in _KEYS and path[: len(loc)] == loc], reason)
+        others = _spoken_of([path for path in self.lines if path in _KEYS and path[: len(loc)] == loc], reason)
         at_fault = [path for path in others if path not in below]
         if meant and not at_fault:
             return ", ".join(meant)
@@ -143,7 +142,7 @@ class _Tree:
 
     def _line(self, loc: tuple[Any, ...]) -> int | None:
         """The line of the key at fault, else of the nearest one around it."""
-        lines = (self._lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self._lines)
+        lines = (self.lines[loc[:depth]] for depth in range(len(loc), 0, -1) if loc[:depth] in self.lines)
         return next(lines, None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,17 @@ _NODES_MAX = 100_000
 _HALF = re.compile("[\ud800-\udfff]")
 
 
+Lines = dict[tuple[Any, ...], int]
+"""Of each key of a file, counted from 1."""
+
+
 def read_mapping(file: Path) -> dict[str, Any]:
-    """The mapping a file holds. A key without a value counts as not given.
+    """The mapping a file holds. A key without a value counts as not given. Raises UserError."""
+    return read_with_lines(file)[0]
+
+
+def read_with_lines(file: Path) -> tuple[dict[str, Any], Lines]:
+    """The same, and its lines, of one reading: a pipe has no second one, and a file may be written again meanwhile.
 
     Raises UserError, one line with the file's name, where it cannot be read, is too large or no YAML, or gives a key
     twice.
@@ -29,7 +37,7 @@ def read_mapping(file: Path) -> dict[str, Any]:
             text = opened.read(BYTES_MAX + 1)
         if len(text) > BYTES_MAX:  # of a device or a pipe, which has no size
             raise UserError(f"{file}: it has more than {BYTES_MAX >> 20} MiB, which is all that is read")
-        content = _content(text)
+        content, lines = _content(text)
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -42,18 +50,20 @@ def read_mapping(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: a value is not what it looks like, or its tag says; put it in quotes") from None
     if not isinstance(content, dict | None):
         raise UserError(f"{file}: should hold keys and values, as configs/demo.yaml does")
-    return _without_nulls(content or {})
+    return _without_nulls(content or {}), lines
 
 
-def _content(text: bytes) -> Any:
+def _content(text: bytes) -> tuple[Any, Lines]:
     """Aliases are read as what they stand for, as long as that is bounded."""
     loader = _UniqueKeys(text)
     try:
         node = loader.get_single_node()
+        lines: Lines = {}
         if node is None:
-            return None
+            return None, lines
         _check(node)
-        return loader.construct_document(node)
+        _note_lines(node, (), lines)  # before keys are merged, which leaves them in two places
+        return loader.construct_document(node), lines
     finally:
         loader.dispose()
 
@@ -74,19 +84,10 @@ def _check(whole: yaml.Node) -> None:
             left += node.value
 
 
-def lines_of(file: Path) -> dict[tuple[Any, ...], int]:
-    """The line of each key of a file that `read_mapping` has read, counted from 1. None are known of a file that cannot
-    be read any more, as it is being written again."""
-    lines: dict[tuple[Any, ...], int] = {}
-    with suppress(OSError, yaml.YAMLError, RecursionError):
-        _note_lines(yaml.compose(file.read_bytes(), yaml.SafeLoader), (), lines)
-    return lines
-
-
-def _note_lines(node: yaml.Node | None, path: tuple[Any, ...], lines: dict[tuple[Any, ...], int]) -> None:
+def _note_lines(node: yaml.Node, path: tuple[Any, ...], lines: Lines) -> None:
     inner: list[tuple[Any, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        inner = [(key.value, key, value) for key, value in node.value]
+        inner = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
     elif isinstance(node, yaml.SequenceNode):
         inner = [(at, value, value) for at, value in enumerate(node.value)]
     for name, place, value in inner:

@@ -1,6 +1,7 @@
 """`aegis config`: the schema as it is, and every mistake of a file at once."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,18 @@ def test_so_have_those_of_the_files_it_names(tmp_path: Path, text: str, complain
     assert line.startswith(f"{tmp_path}/aegis.yaml:")
     assert complaint.format(directory=tmp_path) in line
     assert "same" not in line.replace("the same key", "")
+
+
+def test_a_pipe_is_looked_at_like_a_file() -> None:
+    """It says what it says once."""
+    reading, writing = os.pipe()
+    os.write(writing, b"demo: true\nserver:\n  api_key_file: /nowhere/key\n")
+    os.close(writing)
+    try:
+        [line] = mistakes(Path(f"/dev/fd/{reading}"))
+    finally:
+        os.close(reading)
+    assert line == f"/dev/fd/{reading}: line 3: api_key: /nowhere/key cannot be read: No such file or directory"
 
 
 def test_they_come_in_the_order_of_lines(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from aegis.config.config import OPTIONS, Config, leaves, variable
-from aegis.config.sources import load, mistakes
+from aegis.config.sources import load, look_at
 from aegis.config.values import PolicyName
 from aegis.core.errors import UserError
 from aegis.policies import Site, recipe
@@ -375,7 +375,7 @@ def test_devices_are_taken_in_groups_of_ranks(devices: str, ranks: str, groups: 
 def test_a_value_of_the_wrong_type_is_refused_in_a_file(tmp_path: Path, text: str, told: str) -> None:
     given = written(tmp_path, text)
     line = f"{given['config']}: line 1: {told}"
-    assert refusal(dict(given)) == line and mistakes(given["config"]) == [line]
+    assert refusal(dict(given)) == line and look_at(given["config"]) == [line]
 
 
 def test_options_and_variables_are_texts_of_any_type_and_yaml_has_no_exponents(tmp_path: Path) -> None:
