@@ -11,6 +11,9 @@ from typing import Any
 
 import httpx
 
+from aegis.core.rng import Stream as Draws
+from tests.checkpoints import VOCAB_SIZE
+
 WAIT_S = 240.0
 _POLL_S = 0.005
 
@@ -72,6 +75,17 @@ class Stream:
         self.text += choice["text"]
         self.finish = choice["finish_reason"] or self.finish
         self.arrivals_s.append(time.monotonic())
+
+
+def drawn_bodies(name: str, models: Sequence[str], count: int, max_tokens: int) -> list[Body]:
+    """Requests with drawn prompts to the models in turn, the second, fourth, ... of which are sampled."""
+    bodies: list[Body] = []
+    for n in range(count):
+        draws = Draws(0, name, n)
+        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(100))]
+        body = {"model": models[n % len(models)], "prompt": prompt, "max_tokens": max_tokens}
+        bodies.append(body | {"ignore_eos": True, "seed": n, "temperature": n % 2})
+    return bodies
 
 
 def client_of(url: str) -> httpx.AsyncClient:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from aegis.core.rng import Stream as Draws
 from tests import brokers
 from tests.brokers import Broker
-from tests.checkpoints import VOCAB_SIZE
-from tests.live.ctl import ctl
+from tests.live.ctl import Done, ctl, while_streams_run
 from tests.live.market import MARKET
 from tests.live.server import Server, eventually, launched
-from tests.live.streams import Body, Stream, run_again, run_all, until
+from tests.live.streams import Body, Stream, drawn_bodies, run_all
 
 STREAMS = 16
 MAX_TOKENS = 140
@@ -33,7 +30,7 @@ class Cluster:
     server: Server
     broker: Broker | None
 
-    def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def ctl(self, *words: str) -> Done:
         return ctl(self.server, *words, mqtt=self.broker.url if self.broker else None)
 
 
@@ -54,14 +51,7 @@ def cluster(
 
 
 def _bodies() -> list[Body]:
-    models = list(MARKET)
-    bodies: list[Body] = []
-    for n in range(STREAMS):
-        draws = Draws(0, "bus", n)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(100))]
-        body = {"model": models[n % len(models)], "prompt": prompt, "max_tokens": MAX_TOKENS}
-        bodies.append(body | {"ignore_eos": True, "seed": n, "temperature": n % 2})
-    return bodies
+    return drawn_bodies("bus", list(MARKET), STREAMS, MAX_TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +61,9 @@ def undisturbed(cluster: Cluster) -> list[list[int]]:
     return [stream.tokens for stream in streams]
 
 
-def _while_streams_run(cluster: Cluster, undisturbed: list[list[int]], *words: str) -> subprocess.CompletedProcess[str]:
-    """The answer to an order, which harms no stream."""
-    answers: list[subprocess.CompletedProcess[str]] = []
-
-    async def strike(streams: Sequence[Stream]) -> None:
-        await until(lambda: sum(len(stream.tokens) for stream in streams) >= 10 * STREAMS, "the moment to order it")
-        answers.append(await asyncio.to_thread(cluster.ctl, *words))
-
-    asked = run_again(cluster.server.url, _bodies(), strike)
-    assert [stream.error for _, stream in asked] == [None] * len(asked)
-    assert all(stream.done and stream.tokens == undisturbed[number] for number, stream in asked)
-    return answers[0]
+def _while_streams_run(cluster: Cluster, undisturbed: list[list[int]], *words: str) -> Done:
+    order = partial(cluster.ctl, *words)
+    return while_streams_run(order, cluster.server.url, _bodies(), undisturbed, tokens=10 * STREAMS)
 
 
 def _exact(streams: Sequence[Stream], undisturbed: list[list[int]]) -> None:

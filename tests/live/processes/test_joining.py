@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from aegis.core.rng import Stream as Draws
-from tests.checkpoints import VOCAB_SIZE
-from tests.live.ctl import ctl
+from tests.live.ctl import Done, ctl, while_streams_run
 from tests.live.market import MARKET
 from tests.live.server import SPLIT, Server, eventually, launched, processes_of
-from tests.live.streams import Body, Stream, run_again, run_all, until
+from tests.live.streams import Body, drawn_bodies, run_all
 from tests.long_forms import first_rows_of
 
 MODELS = list(MARKET)[:3]
@@ -39,13 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, cache: Path, checkpoints_di
 
 
 def _bodies() -> list[Body]:
-    bodies: list[Body] = []
-    for n in range(STREAMS):
-        draws = Draws(0, "joining", n)
-        prompt = [draws.below(VOCAB_SIZE) for _ in range(1 + draws.below(100))]
-        body = {"model": MODELS[n % len(MODELS)], "prompt": prompt, "max_tokens": MAX_TOKENS}
-        bodies.append(body | {"ignore_eos": True, "seed": n, "temperature": n % 2})
-    return bodies
+    return drawn_bodies("joining", MODELS, STREAMS, MAX_TOKENS)
 
 
 def _answers(server: Server) -> list[list[int]]:
@@ -55,18 +47,9 @@ def _answers(server: Server) -> list[list[int]]:
     return [stream.tokens for stream in streams]
 
 
-def _while_streams_run(server: Server, undisturbed: list[list[int]], *words: str) -> subprocess.CompletedProcess[str]:
-    """The answer to an order, which harms no stream."""
-    replies: list[subprocess.CompletedProcess[str]] = []
-
-    async def strike(streams: Sequence[Stream]) -> None:
-        await until(lambda: sum(len(stream.tokens) for stream in streams) >= 5 * STREAMS, "the moment to order it")
-        replies.append(await asyncio.to_thread(ctl, server, *words))
-
-    asked = run_again(server.url, _bodies(), strike)
-    assert [stream.error for _, stream in asked] == [None] * len(asked)
-    assert all(stream.done and stream.tokens == undisturbed[number] for number, stream in asked)
-    return replies[0]
+def _while_streams_run(server: Server, undisturbed: list[list[int]], *words: str) -> Done:
+    order = partial(ctl, server, *words)
+    return while_streams_run(order, server.url, _bodies(), undisturbed, tokens=5 * STREAMS)
 
 
 def _instances(server: Server) -> dict[str, str]:
