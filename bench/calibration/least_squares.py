@@ -172,7 +172,7 @@ def _active_set(products: Matrix, targets: Vector) -> Vector:
 
 
 def _subsets(count: int, size: int) -> list[list[int]]:
-    """Of so many features, those of that size, but for none at all."""
+    """The sets of `size` out of so many features, but for the empty one."""
     return [list(chosen) for chosen in combinations(range(count), size) if chosen]
 
 

@@ -58,7 +58,7 @@ def measure_rates(spans: Sequence[Span], records: Sequence[Record]) -> Rates:
 
 
 def _copy_rate(copies: Iterable[Span]) -> CopyRate | None:
-    """Of copies that had no other beside them, where there are enough."""
+    """The rate of the copies; of those that had no other beside them, where there are enough."""
     ordered = sorted((span for span in copies if span.nbytes), key=lambda span: span.start_ns)
     alone = _alone(ordered)
     chosen = alone if len(alone) >= _FEWEST else ordered
@@ -136,7 +136,7 @@ class _Waited:
 
 
 def _beta(spans: Iterable[Span], to_device: CopyRate | None) -> float | None:
-    """Of switches whose model was loaded meanwhile."""
+    """Beta, from switches whose model was loaded meanwhile."""
     loads: defaultdict[tuple[InstanceId, ModelId], list[Span]] = defaultdict(list)
     switches = []
     for span in spans:
@@ -189,7 +189,7 @@ class _Prefills:
             last[run.instance] = run
 
     def of(self, record: Record) -> Span | None:
-        """Its first, to be asked for in order of arrival; None if it is not known."""
+        """The first run of the request; None if it is not known. To be asked for in order of arrival."""
         if record.first_ns is None:
             return None
         runs = self._runs[record.model, record.input_tokens]

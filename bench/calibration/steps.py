@@ -82,7 +82,7 @@ def fit_steps(spans: Sequence[Span]) -> tuple[float, dict[ModelId, StepFit]]:
 
 
 def expected_ns(fit: StepFit, span: Span) -> float:
-    """Of a prefill or decode run, alone on a whole device."""
+    """The time of a prefill or decode run, alone on a whole device."""
     decodes = span.kind is SpanKind.DECODE
     costs, terms = (fit.decode, _decode_features(span)) if decodes else (fit.prefill, _prefill_features(span))
     return sum(cost * term for cost, term in zip(costs, terms, strict=True))
@@ -147,7 +147,7 @@ class _Busy:
         ]  # for how long so many were running, up to each of the times
 
     def shares(self, span: Span) -> list[float]:
-        """Of the run, with no other beside it, with one, with two ..."""
+        """The shares of the run's time with no other beside it, with one, with two ..."""
         ends, length = (span.start_ns, span.stop_ns), span.stop_ns - span.start_ns
         return [float(np.diff(np.interp(ends, self._times, level))[0]) / length for level in self._levels]
 
@@ -175,7 +175,7 @@ def observed(spans: Sequence[Span]) -> dict[ModelId, tuple[int, int]]:
 
 
 def _observations(spans: Iterable[Span], kind: SpanKind) -> Mapping[ModelId, list[list[Span]]]:
-    """Of each model: runs, or the consecutive ones that count as one."""
+    """The observations of each model: runs, or several consecutive ones that count as one."""
     found: defaultdict[ModelId, list[list[Span]]] = defaultdict(list)
     for together in (
         _steady(spans) if kind is SpanKind.DECODE else ([s] for s in spans if s.kind is kind and not s.streams)

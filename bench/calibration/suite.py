@@ -129,7 +129,7 @@ _HEAD = (
 
 
 def written(contention: float, fits: Mapping[ModelId, StepFit], rates: Rates, lanes: LaneShares | None = None) -> str:
-    """As YAML. What was not seen is left out."""
+    """What was learnt, as YAML. What was not seen is left out."""
     content: dict[str, Any] = {}
     if rates.to_device:
         content |= {"link_in": round(rates.to_device.bytes_per_s), "copy_ms": _ms(rates.to_device.overhead_ns)}
@@ -217,7 +217,7 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
 
 
 def _too_few(spans: Sequence[Span]) -> UserError:
-    """Of every model."""
+    """The refusal where every model had too few runs."""
     counts = observed(spans)
     most = max(counts, key=lambda model: min(counts[model]), default=None)
     had = "none had any" if most is None else f"{most} had {counts[most][0]} and {counts[most][1]}"

@@ -46,7 +46,7 @@ def describe() -> Machine:
 
 
 def summary() -> str:
-    """In a few words."""
+    """This machine in a few words."""
     return f"{_cpu_model()}, {len(os.sched_getaffinity(0))} cores"
 
 

@@ -11,7 +11,7 @@ def percentile(ordered: Sequence[int], percent: int) -> int | None:
 
 
 def percentile_of(values: Iterable[float], percent: int) -> float:
-    """The same of values in any order; 0 of nothing."""
+    """The percentile of values that may be in any order; 0 of no values."""
     ordered = sorted(values)
     return ordered[rank(len(ordered), percent)] if ordered else 0.0
 

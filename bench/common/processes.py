@@ -25,7 +25,7 @@ def family(root: int) -> set[int]:
 
 
 def command_of(pid: int) -> str:
-    """Its command line; empty if it has ended."""
+    """The command line of the process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):

@@ -117,7 +117,7 @@ def here(name: str) -> Provenance:
 
 
 def read(measured: Mapping[str, Any]) -> Provenance | None:
-    """Of the content of a results file; None: it has no head."""
+    """The provenance in the content of a results file; None: it has no head."""
     head = measured.get("measured")
     return None if head is None else msgspec.convert(head, Provenance)
 

@@ -39,7 +39,7 @@ def check_all(files: Iterable[Path]) -> None:
 
 
 def make_directory(directory: Path, *, parents: bool = False) -> None:
-    """For files to come, unless it is there. Raises UserError."""
+    """Makes the directory for files to come, unless it is there. Raises UserError."""
     try:
         directory.mkdir(parents=parents, exist_ok=True)
     except OSError as error:

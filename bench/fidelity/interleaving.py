@@ -28,7 +28,7 @@ class Interleaving:
         return in_order([*self._spread(measured, 0), *self._spread(compared, 1)])
 
     def is_compared(self, at_ns: int) -> bool:
-        """Of a time since the start of both."""
+        """Whether what happens then is compared; the time is since the start of both."""
         return at_ns // self._slot_ns % 2 == 1
 
     def split(self, asked: Sequence[Record], seen: Telemetry) -> tuple[Telemetry, Telemetry]:
@@ -49,7 +49,7 @@ class Interleaving:
 
 
 def write_trace(arrivals: Iterable[Arrival], file: Path) -> None:
-    """As `--trace` reads it, to the nanosecond. Raises UserError."""
+    """Writes a trace that `--trace` reads, to the nanosecond. Raises UserError."""
     rows = (f"{each.at_ns / 1e9:.9f},{each.model},{each.input_tokens},{each.output_tokens}\n" for each in arrivals)
     write(file, "".join(["arrival_s,model,input_tokens,output_tokens\n", *rows]).encode())
 

@@ -47,7 +47,7 @@ class Change(Struct, frozen=True):
 
 
 def names() -> tuple[str, ...]:
-    """Of all suites, in order: Aegaeon's, Prism's, MuxWise's."""
+    """The names of all suites, in order: Aegaeon's, Prism's, MuxWise's."""
     return (*_AEGAEON, *suites(None), *goodput.SUITES)
 
 
@@ -92,7 +92,7 @@ def changed(name: str, before: Any, after: Any) -> Change:
 
 
 def said(change: Change) -> str:
-    """In a line."""
+    """The change in a line."""
     if change.differ is None:
         return f"{change.name}: {change.figures} figures, for the first time"
     if not change.differ:

@@ -95,7 +95,7 @@ def run(json_path: Path | None = None, *, texts: int = TEXTS, rounds: int = ROUN
 
 
 def write_checkpoint(directory: Path, *, layers: int) -> Path:
-    """With the files of sentence-transformers: the mean of all tokens, normalised."""
+    """Writes a checkpoint with the files of sentence-transformers: the mean of all tokens, normalised."""
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=_VOCABULARY,

@@ -87,7 +87,7 @@ class Round(Struct, frozen=True):
     p99_s: float
 
     def decode_keeps(self, of: Measure) -> float:
-        """Of its speed alone on one core."""
+        """The share of its speed alone on one core that decode keeps beside a prefill."""
         return of(self.decode_one) / of(self.decode_beside)
 
     def prefill_keeps(self, of: Measure) -> float:

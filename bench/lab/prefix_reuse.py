@@ -35,7 +35,7 @@ _WORDS = ("the", "lamp", "bread", "star", "boat", "tree", "clock", "stage", "hon
 
 
 class Turn(Struct, frozen=True):
-    """As the client sees it. `cached_tokens` of its prompt were not prefilled."""
+    """A turn as the client sees it. `cached_tokens` of its prompt were not prefilled."""
 
     first_token_s: float
     prompt_tokens: int
@@ -118,7 +118,7 @@ def _conversation(client: httpx.Client, model: str, number: int) -> Conversation
 
 
 def _text(client: httpx.Client, model: str, words: Iterator[str]) -> str:
-    """Of hardly more than the tokens that turns are to share."""
+    """A text of hardly more tokens than turns are to share."""
     text = " ".join(islice(words, SHARED_TOKENS // 8))
     while _count(client, model, text) < SHARED_TOKENS + 16:
         text += " " + " ".join(islice(words, 40))

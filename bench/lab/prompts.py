@@ -75,13 +75,13 @@ def _in_turns(directory: str, rounds: int, options: Sequence[str]) -> tuple[Roun
 
 
 def write_checkpoint(directory: Path) -> None:
-    """Its weights are drawn."""
+    """Writes a checkpoint whose weights are drawn."""
     build(_CHECKPOINT, "bfloat16").save_pretrained(directory)
     write_text(directory, vocabulary=CHECKPOINTS[_CHECKPOINT].vocab_size)
 
 
 def _figures(quick: Sequence[Round], exact: Sequence[Round]) -> list[Figure]:
-    """Of the rounds in bfloat16 and in float32."""
+    """The figures of the rounds in bfloat16 and in float32."""
     figures = list[Figure]()
     for dtype, rounds in zip(_DTYPES, (quick, exact), strict=True):
         shared_s, alone_s = (median(each.seconds for each in rounds[at::2]) for at in (0, 1))

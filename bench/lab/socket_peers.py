@@ -40,7 +40,7 @@ class Peers:
         self.look()
 
     def look(self) -> None:
-        """Once more, for what was opened since."""
+        """Looks once more, for sockets that were opened since."""
         self._holders |= _holders()
         self._tcp |= _tcp_sockets()
         self._listening |= _listening(self._tcp)

@@ -67,7 +67,7 @@ class Held(Struct, frozen=True):
 
 
 def memory_of(root: int) -> Held:
-    """Of a process and all below it."""
+    """The memory of a process and of all below it."""
     parts = [_parts(pid) for pid in family(root)]
     return Held(sum(own for own, _ in parts), sum(shared for _, shared in parts))
 

@@ -215,7 +215,7 @@ def _search(setting: Setting) -> tuple[float, list[Searched]]:
 
 
 def _rounds(setting: Setting, rps: float) -> list[Run]:
-    """Of each policy at each multiple."""
+    """The runs of each policy at each multiple."""
     found: dict[tuple[str, float], list[Run]] = {
         (name, factor): [] for name in setting.contenders for factor in setting.factors
     }

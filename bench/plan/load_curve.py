@@ -81,7 +81,7 @@ def parse_loads(text: str | None) -> tuple[float, ...]:
 
 
 def load_curve(settings: PlanSettings, answer: Plan, loads: Sequence[float]) -> LoadCurve:
-    """Of the requests that need most GPUs. Raises UserError."""
+    """The curve over the load of those requests that need most GPUs. Raises UserError."""
     need = answer.needs[0]
     most = deciding_of(need.found)
     count = round(end_of(need.gpus))

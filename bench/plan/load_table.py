@@ -16,7 +16,7 @@ _REFUSING = ("refused", "refusing: on time", "tokens/s", "TTFT p99")
 
 
 def load_sentence(curve: LoadCurve, gpu: str) -> str:
-    """Of twice the traffic, or where that was not asked of the most."""
+    """A sentence on twice the traffic; where that was not asked for, on the most traffic."""
     at = next((at for at, point in enumerate(curve.ours.points) if point.load == _ASKED), -1)
     ours, line, theirs = curve.beside()[at]
     own, other = (percent(point.figures.attainment) for point in (ours, theirs))

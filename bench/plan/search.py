@@ -144,7 +144,7 @@ def _use(setting: Setting) -> Use:
 
 
 def most_kv_bytes(records: Iterable[Record], token_bytes: Mapping[ModelId, int]) -> int:
-    """As if each request had its whole KV from its first token to its last."""
+    """The most bytes of KV at a time, as if each request had its whole KV from its first token to its last."""
     changes = []
     for record in records:
         if record.first_ns is not None and record.last_ns is not None:

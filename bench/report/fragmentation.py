@@ -51,7 +51,7 @@ def _idle(told: Sequence[Run], found: Sequence[tuple[Run, dict[str, Empty]]]) ->
 
 
 def empty_shares(reports: Sequence[MemoryReport]) -> dict[str, Empty]:
-    """By region and shape, and of a region's shapes together; no entry where nothing was held."""
+    """The empty shares by region and shape, and of a region's shapes together; no entry where nothing was held."""
     found: dict[str, list[float]] = {}
     for report in reports:
         regions = [("host", report.host_kv.slabs)]

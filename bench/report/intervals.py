@@ -47,7 +47,7 @@ def covered(spans: Iterable[Span]) -> Covered:
 
 
 def edges(start_ns: int, stop_ns: int, bins: int) -> NDArray[np.int64]:
-    """Of `bins` even stretches; shape [bins + 1]."""
+    """The edges of `bins` even stretches; shape [bins + 1]."""
     return np.linspace(start_ns, max(stop_ns, start_ns + bins), bins + 1).astype(np.int64)
 
 

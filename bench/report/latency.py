@@ -49,7 +49,7 @@ def stages(run: Run) -> Stages:
 
 
 def _of(match: Match, decoding: _Busy, switching: _Busy) -> tuple[int, ...]:
-    """In the order of `STAGES`."""
+    """The times of a request's stages, in the order of `STAGES`."""
     arrival_ns, first_ns, last_ns, prefill = match.record.arrival_ns, match.first_ns, match.last_ns, match.prefill
     before_ns = _within(switching, prefill, arrival_ns, prefill.start_ns)
     decoding_ns = between_ns = 0

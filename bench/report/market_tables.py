@@ -110,7 +110,7 @@ def _overload_row(cell: OverloadCell) -> list[str]:
 
 
 def _refusing(mine: Measured | None, rival: Measured | None) -> tuple[str, str]:
-    """Its tokens on time, and the p99 of first tokens of those that it served over the rival's."""
+    """Tokens on time of the contender, and its p99 of first tokens over the rival's, both of what was served."""
     if mine is None:
         return "", ""
     ratio = ttft_over(mine.figures, rival.figures) if rival else None

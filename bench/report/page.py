@@ -31,7 +31,7 @@ _ICON = "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>"
 
 
 def page(folder: Folder) -> str:
-    """The same files give the same bytes."""
+    """The whole page. The same files give the same bytes."""
     title = f"aegis report: {folder.name}"
     head = element(
         "head",

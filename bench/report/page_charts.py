@@ -63,7 +63,7 @@ class _Scale:
     marks: Sequence[float]
 
     def place(self, value: float) -> float:
-        """In [0, 1]."""
+        """The place of the value on the axis, in [0, 1]."""
         low, high = self.low, self.high
         if self.axis.log:
             low, high, value = log10(low), log10(high), log10(max(value, self.low))

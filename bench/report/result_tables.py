@@ -482,7 +482,7 @@ def _table(suite: Suite, name: str, measured: Mapping[str, Any]) -> str:
 
 
 def where(name: str, measured: Mapping[str, Any]) -> str:
-    """In a line, like `2026-11-21, AMD EPYC, 2 cores, commit 52e40ba; code changed since`."""
+    """Where it was measured, like `2026-11-21, AMD EPYC, 2 cores, commit 52e40ba; code changed since`."""
     date, machine, commit, code = _origin(name, measured)
     return f"{date}, {machine}, commit {commit}" + (f"; code {code}" if code == _CHANGED else "")
 

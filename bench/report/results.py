@@ -40,7 +40,7 @@ METRICS = (
 
 
 def rows(runs: tuple[Run, ...], sweeps: tuple[Sweep, ...]) -> dict[str, Values]:
-    """By name, what is known of each run and of each simulation that swept nothing."""
+    """What is known of each run, and of each simulation that swept nothing, by name."""
     found: dict[str, Values] = {}
     for sweep in sweeps:
         if sweep.key is None:

@@ -83,7 +83,7 @@ def _named(what: str, process: int, thread: int, **args: object) -> _Event:
 
 
 def _slices(spans: Iterable[Span], process: int, run: Run) -> Iterator[_Event]:
-    """Of one thread."""
+    """The slices of one thread."""
     ended_ns = zero_ns = run.start_ns
     for span in sorted(spans, key=lambda span: (span.start_ns, span.stop_ns)):
         start_ns = max(span.start_ns, ended_ns)
@@ -124,7 +124,7 @@ def _marks(decisions: Iterable[Decision], process: int, zero_ns: int) -> Iterato
 
 
 def _batches(runs: Iterable[Span], process: int, zero_ns: int) -> Iterator[_Event]:
-    """Of all that decode: on a device that is divided two runs may be under way."""
+    """The size of the batch over time, of all that decode: on a divided device two runs may be under way."""
     changes: dict[int, int] = {}
     for span in runs:
         changes[span.start_ns] = changes.get(span.start_ns, 0) + span.requests
@@ -185,7 +185,7 @@ def _places(match: Match, runs: Ends) -> list[Span]:
 
 
 def _tid(process: int, thread: int) -> int:
-    """Of no other process: Perfetto takes a thread's name for that of all with its number."""
+    """A number that no other process has: Perfetto takes a thread's name for that of all with its number."""
     return 10 * process + thread
 
 

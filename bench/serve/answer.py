@@ -88,7 +88,7 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """As many as the server says it made, or else as have been seen."""
+        """As many tokens as the server says it made, or else as have been seen."""
         return self._completion_tokens or self.seen
 
     @property

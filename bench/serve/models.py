@@ -53,7 +53,7 @@ def root_of(url: str) -> str:
 
 
 async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
-    """In the server's order. Raises UserError."""
+    """The models that the server lists, in its order. Raises UserError."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             status, body = response.status, await response.read()

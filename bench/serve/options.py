@@ -142,7 +142,7 @@ def _files(given: Mapping[str, Any]) -> list[Path]:
 
 
 def _filename(given: Mapping[str, Any]) -> str:
-    """As vLLM names its files."""
+    """The name of the results file, as vLLM names its own."""
     backend = "openai-chat" if given["endpoint"].endswith("/chat/completions") else "openai"
     rate = "inf" if given["request_rate"] is None else given["request_rate"]
     width = f"-concurrency{given['max_concurrency']}" if given["max_concurrency"] else ""

@@ -75,7 +75,7 @@ class Outcome:
 
 
 def digest(plan: Sequence[Planned]) -> str:
-    """The same for runs that send the same requests at the same times to the same models."""
+    """A digest that is the same for runs that send the same requests at the same times to the same models."""
     rows = [
         (
             each.at_ns,

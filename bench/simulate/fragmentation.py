@@ -25,7 +25,7 @@ class Waste(Struct, frozen=True):
 
 
 class Fragmentation(Struct, frozen=True):
-    """By shape of the models, and of all together as `all`."""
+    """The waste by shape of the models, and of all together as `all`."""
 
     shapes: dict[str, Waste]
 

@@ -72,7 +72,7 @@ class Panel:
 
     @property
     def groups(self) -> int:
-        """Of GPUs that LoongServe has: TP 4 for a 70B model and TP 2 for an 8B one (MuxWise §4.1)."""
+        """The groups of GPUs that LoongServe has: TP 4 for a 70B model and TP 2 for an 8B one (MuxWise §4.1)."""
         return self.ways // (2 if self.model == "llama-3-8b" else 4)
 
     def cache_tokens(self, contender: Contender) -> int | None:
@@ -306,6 +306,6 @@ SUITES = {
 
 
 def found(search: Search) -> GoodputResult:
-    """For processes that are given searches."""
+    """Does the search: a function for processes that are given searches."""
     result = search.found()
     return replace_fields(result, ours_ttft_p99_ms=search.ours_at(result.rps)) if result.rps else result

@@ -68,7 +68,7 @@ def run(
 
 
 def _results(searches: Sequence[Search], *, jobs: int, title: str) -> list[GoodputResult]:
-    """In their order; who has the budget of another contender comes when that is tuned."""
+    """The results in the order of searches; who has the budget of another contender comes when that is tuned."""
     tuned = [search for search in searches if search.contender.budget_of is None]
     results = {
         _name(search): result for search, result in zip(tuned, each(found, tuned, jobs=jobs, title=title), strict=True)

@@ -133,7 +133,7 @@ class Comparison(Struct, frozen=True):
 
 
 def compare(name: str, curves: Sequence[Curve], *, as_published: bool) -> list[Comparison]:
-    """With every reference that is about the same thing."""
+    """Compares the curves with every reference that is about the same thing."""
     fallen = {curve.policy: curve.crossing for curve in curves if curve.crossing}
     return [
         Comparison(each.policy, str(ours), str(each.crossing), _difference(ours, each.crossing), each.source)

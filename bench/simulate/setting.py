@@ -342,7 +342,7 @@ def _recorded(trace: str, until_s: float | None, speed: float) -> list[Arrival]:
 
 
 def _of_some(arrivals: list[Arrival], whole: list[Arrival], count: int) -> list[Arrival]:
-    """Those of so many of the models of the `whole` trace. Raises UserError."""
+    """The arrivals of so many of the models of the `whole` trace. Raises UserError."""
     asked = Counter([each.model for each in whole])
     ranked = sorted(asked, key=lambda model: (-asked[model], model))
     if count > len(ranked):

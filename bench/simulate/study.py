@@ -59,7 +59,7 @@ class Study:
 
 
 def _file_name(workload: str) -> str:
-    """Of the trace that stands for a generated workload: `M16_rps0.10.csv.gz`."""
+    """The file of the trace that stands for a generated workload: `M16_rps0.10.csv.gz`."""
     keys = dict(part.split("=") for part in workload.partition(":")[2].split(","))
     return f"M{keys['models']}_rps{float(keys['rps']):.2f}.csv.gz"
 

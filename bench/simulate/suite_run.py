@@ -102,7 +102,7 @@ def _show_comparisons(comparisons: Sequence[Comparison]) -> None:
 
 
 def _measured(suite: Suite, choice: Choice, plot: Path) -> list[dict[str, Any]]:
-    """Of one policy, that of the panel or else the first."""
+    """The results of one policy: that of the panel, or else the first."""
     settings = [
         replace(_conditions(panel, choice), policy=panel.policy or choice.policies[0]) for panel in suite.panels
     ]

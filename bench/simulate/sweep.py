@@ -48,7 +48,7 @@ class Crossing(Struct, frozen=True, omit_defaults=True):
 
 
 def crossing(values: Sequence[float], attainments: Sequence[float]) -> Crossing:
-    """On straight lines between the points."""
+    """Where the curve crosses the goal, on straight lines between the points."""
     assert len(values) == len(attainments) > 0
     if attainments[0] < GOAL:
         return Crossing(below=values[0])

@@ -128,7 +128,7 @@ def climb(
 
 
 def fitted(knobs: Sequence[Knob], gpus: int) -> tuple[Knob, ...]:
-    """The same with each split of so many GPUs once: a climb ends where a step changes nothing."""
+    """The knobs, with each split of so many GPUs once: a climb ends where a step changes nothing."""
     return tuple(_splits(knob, gpus) if knob.name == _SHARE.name else knob for knob in knobs)
 
 
@@ -140,7 +140,7 @@ def _splits(knob: Knob, gpus: int) -> Knob:
 
 
 def prefill_gpus(share: Value, gpus: int) -> int:
-    """At least one prefills, and one decodes where there is a second."""
+    """The number of GPUs that prefill: one at least and, where there are several, not all."""
     return max(min(round(share * gpus), gpus - 1), 1)
 
 

@@ -39,7 +39,7 @@ def each(work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int,
 def as_they_come(
     work: Callable[[_Task], _Result], tasks: Sequence[_Task], *, jobs: int, title: str
 ) -> Iterator[tuple[int, _Result]]:
-    """The same, each with the number of its task as soon as it is there."""
+    """The results as they come, each with the number of its task."""
     jobs = min(jobs, len(tasks))
     if jobs <= 1:
         yield from _shown(enumerate(map(work, tasks)), len(tasks), title)
@@ -107,7 +107,7 @@ def _help(work: Callable[[Any], Any], tasks: Connection) -> None:
 
 
 def _answers(helpers: Sequence[Connection], tasks: Sequence[_Task]) -> Iterator[tuple[int, Any]]:
-    """With the number of the task, as they come."""
+    """The answers as they come, each with the number of its task."""
     waiting = iter(enumerate(tasks))
     for helper in helpers:
         helper.send(next(waiting))

@@ -75,7 +75,7 @@ def scaled(lengths: Lengths, ix: float, ox: float) -> Lengths:
 
 
 def _quantile(table: tuple[tuple[float, int], ...], at: float) -> float:
-    """Of 0 <= at < 1, on straight lines between the table's points."""
+    """The quantile `at`, 0 <= at < 1, on straight lines between the table's points."""
     right = bisect_right(table, at, key=lambda point: point[0])
     (low, low_value), (high, high_value) = table[right - 1], table[right]
     return low_value + (high_value - low_value) * (at - low) / (high - low)

@@ -98,7 +98,7 @@ def parse(text: str, seed: int) -> list[Arrival]:
 
 
 def override(text: str, key: str, value: str) -> str:
-    """The same workload with one key set anew: a step of a sweep."""
+    """The workload with one key set anew: a step of a sweep."""
     name, keys = _split(text)
     return f"{name}:" + ",".join(f"{key}={value}" for key, value in {**keys, key: value}.items())
 

@@ -46,7 +46,7 @@ class _Peer:
         return self._region[start:stop]
 
     def fetch(self, source: Any, nbytes: int) -> int:
-        """The same through the object store, as objects of a few MiB that are asked for ahead."""
+        """Fetches as much through the object store, as objects of a few MiB that are asked for ahead."""
         started_ns = time.monotonic_ns()
         starts, under_way = deque(range(0, nbytes, _OBJECT_BYTES)), deque[tuple[int, Any]]()
         while starts or under_way:
@@ -64,6 +64,6 @@ class _Peer:
 
 
 def start_peer(node: str, path: str, ip: str) -> Any:
-    """On the node with this id."""
+    """Starts a peer on the node with this id."""
     placed = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(num_cpus=0, max_concurrency=2)(_Peer).options(scheduling_strategy=placed).remote(path, ip)

@@ -74,7 +74,7 @@ class RayNode:
             os.close(before)
 
     def kill(self) -> None:
-        """As if the power were cut: the raylet and all its workers, at once."""
+        """Kills the raylet and all its workers at once, as if the power were cut."""
         for pid in _below(self.process.pid):
             _signal(pid, signal.SIGKILL)
         self.process.wait()

@@ -109,7 +109,7 @@ class Side:
         self._engine.attach(spec, self._image.ctypes.data)
 
     def add_adapter(self, spec: ModelSpec) -> None:
-        """Beside the model, in memory of its own."""
+        """Attaches an adapter beside the model, in memory of its own."""
         image = _memory(spec.manifest.image_bytes)
         image[:] = np.fromfile(spec.image_path, dtype=np.uint8)
         self._adapter_images.append(image)

@@ -152,4 +152,4 @@ class LlamaCppSide:
 
 
 def _ignore(level: int, text: bytes, data: object) -> None:
-    """Its log."""
+    """Takes lines of llama.cpp's log, and does nothing with them."""

@@ -151,7 +151,7 @@ def _in_turns(timed: Mapping[WeightsName, Callable[[], float]], runs: int) -> Se
 
 
 def _switch_s(nbytes: int, switches: int) -> float:
-    """Of an image of so many bytes into memory that another one had."""
+    """The seconds of a switch to an image of so many bytes, into memory that another one had."""
     pages = -(-nbytes // PAGE_BYTES)
     models = TwoModels(pages * PAGE_BYTES, pages=pages)
     models.switch_to(0)

@@ -52,7 +52,7 @@ def _switching(directory: Path) -> Iterator[Figure]:
 
 
 def _waits(gpu: GpuInstance, resident: Resident) -> float:
-    """By torch's own count."""
+    """How often a step waits for the GPU, by torch's own count."""
     steps = 6
     counts = []
     for most in (1, 1 + steps):

@@ -93,7 +93,7 @@ async def _measure(directory: Path, nbytes: int, repetitions: int, streams: int)
 
 
 def _inner(nbytes: int) -> int:
-    """Of a layer of 256: three matrices in float32, and some 4 MiB beside them."""
+    """The inner width of a layer of 256: three matrices in float32, and some 4 MiB beside them."""
     return (nbytes - (4 << 20)) // (3 * 256 * 4) // 64 * 64
 
 

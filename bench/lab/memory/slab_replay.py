@@ -76,7 +76,7 @@ class WasteMeter:
 
 
 def llama_like(layers: int, kv_heads: int, head_dim: int) -> KvShape:
-    """In bfloat16."""
+    """The KV shape of a model like Llama, in bfloat16."""
     return KvShape((KvLayer(kv_heads, head_dim, head_dim),) * layers, "bfloat16", 2)
 
 
@@ -141,7 +141,7 @@ class _Replay:
             self._begin(step)
 
     def compact(self) -> None:
-        """As the decode core does between steps."""
+        """Compacts slabs as the decode core does between steps."""
         for shape, blocks in self.pool.sparse():
             copies = self.pool.compact(shape, blocks)
             self.moved_bytes += count_blocks(blocks) * shape.block_bytes

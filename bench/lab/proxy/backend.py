@@ -46,7 +46,7 @@ class BackendSettings(Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Instance:
-    """As one proxy sees it."""
+    """An instance as one proxy sees it."""
 
     link: Spoke[ToInstance]
     waiting: dict[RequestId, Job] = field(default_factory=dict)

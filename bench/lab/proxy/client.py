@@ -20,7 +20,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 class Took(Struct, frozen=True):
-    """From sending a request to its first token and to the end of its answer."""
+    """The time from sending a request to its first token, and to the end of its answer."""
 
     first_ns: int
     total_ns: int

@@ -27,7 +27,7 @@ _WAIT_S = 60.0
 
 
 class _Body(Struct):
-    """Of any route; an answer's tokens have another name in each."""
+    """The body of a request of any route; the most tokens of an answer have another name in each."""
 
     model: ModelId
     max_tokens: int = 1
@@ -51,7 +51,7 @@ class Direct:
         assert isinstance(messages[0], Greeting)
 
     async def ask(self, body: bytes) -> Took:
-        """Of the body that a client sends it takes what an instance is told."""
+        """Sends an instance what a proxy would tell it of this body of a client's, and waits for the answer."""
         asked = msgspec.json.decode(body, type=_Body)
         request, sent_ns, first_ns = nth_request(_NUMBER, next(self._count)), time.perf_counter_ns(), 0
         job = Job(request, 1, asked.model, _PROMPT, asked.sampling, time.monotonic_ns())

@@ -45,7 +45,7 @@ def write_text(directory: Path, vocabulary: int = _VOCABULARY) -> None:
 
 
 def spec(model: ModelId, directory: Path) -> ModelSpec:
-    """Of a small model whose text is in the directory; it has no weights."""
+    """The spec of a small model whose text model is in the directory; it has no weights."""
     manifest = Manifest(
         fingerprint=model,
         architecture="LlamaForCausalLM",

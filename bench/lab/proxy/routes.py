@@ -84,7 +84,7 @@ ROUTES = {route.name: route for route in (CHAT, MESSAGES, RESPONSES, EMBEDDINGS)
 
 
 def routes_named(names: str) -> list[Route]:
-    """Of names with commas. Raises UserError."""
+    """The routes that are named, with commas between. Raises UserError."""
     asked = [name.strip() for name in names.split(",")]
     if unknown := [name for name in asked if name not in ROUTES]:
         raise UserError(f"--routes {unknown[0]}: expected some of {', '.join(ROUTES)}, with commas", param="routes")

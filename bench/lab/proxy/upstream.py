@@ -18,7 +18,7 @@ from bench.lab.proxy.upstream_replies import REPLIES, STREAM_HEAD, Reply
 
 
 class _Body(Struct):
-    """Of any route; an answer's tokens have another name in each."""
+    """The body of a request of any route; the most tokens of an answer have another name in each."""
 
     max_tokens: int = 1
     max_output_tokens: int = 0
@@ -36,7 +36,7 @@ class _Stream(Struct):
 
 
 class _Streams:
-    """Of all connections."""
+    """The streams of all connections."""
 
     def __init__(self) -> None:
         self._running: dict[asyncio.Transport, _Stream] = {}

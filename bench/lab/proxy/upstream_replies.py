@@ -37,7 +37,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _events(*told: Mapping[str, Any]) -> bytes:
-    """With the names of their types."""
+    """Server-sent events with the names of their types."""
     return _chunk(
         b"".join(f"event: {each['type']}\ndata: ".encode() + msgspec.json.encode(each) + b"\n\n" for each in told)
     )

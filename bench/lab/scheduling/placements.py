@@ -94,7 +94,7 @@ class Replay:
             self._core.on(InstanceUp(InstanceId(f"decode-{i:04}"), Role.DECODE), 0)
 
     def measure(self, arrivals: int) -> None:
-        """Once the queues are as full as they stay."""
+        """Measures so many arrivals, once the queues are as full as they stay."""
         full = self._size.decoding * (self._size.instances - self._size.prefills)
         while len(self._decoding) < full:
             self._round(full)
@@ -167,7 +167,7 @@ class Replay:
             )
 
     def _cancel(self) -> None:
-        """In turn one that waits and one that decodes."""
+        """Cancels a request: in turn one that waits and one that decodes."""
         among = self._waiting if self._arrived % (2 * _CANCEL_EVERY) else self._left
         if not among:
             return

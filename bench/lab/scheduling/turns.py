@@ -27,7 +27,7 @@ _HARDWARE = Hardware(copy_bytes_per_s=2e10, memory_bytes_per_s=2e12, flops_per_s
 
 
 class TimedPolicy:
-    """Of whose plans `durations_ns` are those over `batches` batches."""
+    """A policy whose plans are timed: `durations_ns` are those of plans of `batches` batches."""
 
     def __init__(self, policy: RoundPolicy, batches: int) -> None:
         self.durations_ns: list[int] = []
@@ -87,7 +87,7 @@ class Turns:
         self._perform(self._core.on(event, self._now_ns))
 
     def _perform(self, effects: list[Effect]) -> None:
-        """At once, but for a decode run."""
+        """Performs the effects at once, but for a decode run."""
         for effect in effects:
             match effect:
                 case LoadWeights() | CopyBlocks():

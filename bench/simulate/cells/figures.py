@@ -76,7 +76,7 @@ def _ahead(aim: Aim, medians: Mapping[str, Crossing], rivals: Iterable[str]) -> 
 
 
 def summary(cells: Iterable[CellFigures]) -> str:
-    """In a line, of the cells where there is something to compare."""
+    """The cells where there is something to compare, in a line."""
     found = list(cells)
     ratios = [cell.ratio for cell in found if cell.ratio is not None]
     if not ratios:

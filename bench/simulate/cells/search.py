@@ -210,7 +210,7 @@ def _tuned(search: Search, tried: _Tried) -> SearchResult:
 
 
 def _climbed(search: Search, tried: _Tried, at: int, start: Parameters) -> Tuned:
-    """With so many models or GPUs."""
+    """The best parameters with so many models or GPUs."""
     gpus = search.setting.mixed if search.aim is Aim.MODELS else at
 
     def score(parameters: Parameters) -> float:
@@ -232,13 +232,13 @@ def _rank(aim: Aim, end: Crossing) -> tuple[bool, float]:
 
 
 def end_of(crossing: Crossing) -> float:
-    """Of one outside of what was searched, the end that it lies behind."""
+    """The value of the crossing; where it is outside of what was searched, the end that it lies behind."""
     ends = (crossing.at, crossing.below, crossing.above)
     return next(end for end in ends if end is not None)
 
 
 def found(search: Search) -> SearchResult:
-    """For processes that are given searches."""
+    """Does the search: a function for processes that are given searches."""
     return search.found()
 
 

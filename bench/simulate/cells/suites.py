@@ -42,7 +42,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSuite:
-    """In every cell each contender's best is searched for, `aim` says of what."""
+    """A suite in which the best of each contender is searched for in every cell; `aim` says of what."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class CellSuite:
 
     @property
     def gpus(self) -> int | None:
-        """That all cells have, where models are counted."""
+        """The number of GPUs that all cells have, where models are counted."""
         return _GPUS if self.aim is Aim.MODELS else None
 
     def rivals_of(self, policy: str) -> list[Contender]:
@@ -169,7 +169,7 @@ def gpus(setting: Setting, name: str, *, tiny: bool = False) -> CellSuite:
 
 
 def untuned(suite: CellSuite) -> CellSuite:
-    """With every contender as it is; where prefill is apart, with several shares of it."""
+    """The suite with every contender as it is; where prefill is apart, with several shares of it."""
     contenders = []
     for each in suite.contenders:
         if each.policy in APART:

@@ -141,7 +141,7 @@ def ttft_over(mine: LoadFigures, theirs: LoadFigures) -> float | None:
 
 
 def summary(cells: Iterable[OverloadCell]) -> str:
-    """In a line, of the cells where there is something to compare."""
+    """The cells where there is something to compare, in a line."""
     ratios = {cell.cell: cell.ratio for cell in cells if cell.ratio is not None}
     if not ratios:
         return "nothing to compare yet"

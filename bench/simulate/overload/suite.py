@@ -61,7 +61,7 @@ class Cell:
     available: bool = True
 
     def contender(self, contender: Contender, seed: int) -> tuple[Contender, Setting]:
-        """With the knobs that there are on its GPUs, and the simulation unless tuned."""
+        """The contender with the knobs that there are on the cell's GPUs, and its simulation before it is tuned."""
         placed = replace(contender, knobs=fitted(contender.knobs, self.setting.mixed))
         return placed, placed.of(replace(self.setting, seed=seed))
 
@@ -93,7 +93,7 @@ class OverloadSuite:
     tiny: bool = False
 
     def pairs(self) -> Iterator[tuple[Cell, Contender]]:
-        """In order. One GPU is not enough where prefill is apart."""
+        """The cells with their contenders, in order. One GPU is not enough where prefill is apart."""
         for cell in self.cells:
             for contender in self.contenders:
                 if cell.available and (cell.setting.mixed > 1 or not contender.apart):

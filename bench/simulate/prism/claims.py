@@ -27,7 +27,7 @@ Line = Mapping[float, float]
 
 
 def lines(cells: Sequence[Mapping[str, Any]], panel: str, share: str) -> dict[str, Line]:
-    """Of each contender of the panel."""
+    """The line of each contender of the panel."""
     found: dict[str, dict[float, float]] = {}
     for cell in cells:
         if cell["panel"] == panel:
@@ -46,7 +46,7 @@ def least(line: Line) -> float | None:
 
 
 def claims(suite: str, cells: Sequence[Mapping[str, Any]]) -> list[Claim]:
-    """Of the figure's own."""
+    """What the paper claims of the figure."""
     panels = list(dict.fromkeys(cell["panel"] for cell in cells))
     if suite == "prism-fig5":
         return [ordering(panel, lines(cells, panel, "ttft"), name) for panel in panels for name in (PRISM, ON_DEMAND)]

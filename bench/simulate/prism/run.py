@@ -34,7 +34,7 @@ class Activation(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Of the cells those whose PANEL/CONTENDER has one of `only` in it, none: all."""
+    """What is simulated: the cells whose PANEL/CONTENDER has one of `only` in it; all, if there is none."""
 
     tiny: bool = False
     seed: int = 0
@@ -91,7 +91,7 @@ def run(suite: PrismSuite, choice: Choice, *, json: Path, plot: Path) -> None:
 
 
 def found(task: _Task) -> Any:
-    """For processes that are given tasks. Raises UserError."""
+    """Does the task: a function for processes that are given tasks. Raises UserError."""
     choice = task.choice
     setting = task.cell.setting(seed=choice.seed, tiny=choice.tiny, as_published=choice.as_published)
     match task.form:

@@ -18,7 +18,7 @@ _LEAST_NS = NS_PER_MS
 
 
 def scaled(setting: Setting, ttft_scale: float, tpot_scale: float) -> Setting:
-    """With deadlines of its own for each model. Raises UserError."""
+    """The setting with deadlines of its own for each model. Raises UserError."""
     base = _alone(replace(setting, policy="dedicated", load=None, placement=None, placement_rules=(), options=()))
     slos = tuple((model, Slo(round(ttft * ttft_scale), round(tpot * tpot_scale))) for model, ttft, tpot in base)
     return replace(setting, slos=slos)

@@ -68,7 +68,7 @@ class Cell:
     contender: Contender
 
     def setting(self, *, seed: int, tiny: bool = False, as_published: bool = False) -> Setting:
-        """As published, who swaps models starts an engine each time. Raises UserError."""
+        """The simulation of the cell. As published, who swaps models starts an engine each time. Raises UserError."""
         setting, panel, at = replace(self.panel.setting, seed=seed), self.panel, self.at
         ttft_scale, tpot_scale = panel.ttft_scale, panel.tpot_scale
         match panel.key:
@@ -97,7 +97,7 @@ class PrismSuite:
     contenders: tuple[Contender, ...]
 
     def cells(self, *, tiny: bool) -> Iterator[Cell]:
-        """In order."""
+        """The cells of the suite, in order."""
         for panel in self.panels:
             for at in panel.values[:_TINY_POINTS] if tiny else panel.values:
                 for contender in self.contenders:
