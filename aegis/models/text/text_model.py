@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import count, takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -186,12 +187,13 @@ class TextStream:
     those of the previous piece. Text that ends in the middle of a character waits for the rest of it.
     """
 
-    __slots__ = ("_context", "_shown", "_text", "_waiting")
+    __slots__ = ("_context", "_owed", "_shown", "_text", "_waiting")
 
     def __init__(self, text: TextModel, shown: frozenset[int] = frozenset()) -> None:
         self._text = text
         self._shown = shown  # special tokens; others have no text
         self._context: list[int] = []  # tokens of the last piece
+        self._owed = 0  # characters at the end of their text that were no part of it
         self._waiting: list[int] = []
 
     def push(self, token: int) -> str:
@@ -205,7 +207,9 @@ class TextStream:
         if len(self._waiting) < 2 * _CHARACTER_TOKENS:
             return ""
         certain = len(self._waiting) - _CHARACTER_TOKENS
-        return self._take(certain, self._piece(self._waiting[:certain]))
+        before = self._piece(self._waiting[:certain])
+        sure = sum(takewhile(bool, map(eq, before, piece)))  # the last of these tokens may end within a character
+        return self._take(certain, before[:sure], len(before) - sure)
 
     def end(self) -> str:
         """The text that was still waiting; after this nothing may be pushed."""
@@ -214,8 +218,8 @@ class TextStream:
     def _piece(self, tokens: list[int]) -> str:
         skip = not self._shown
         before = self._text.decode(self._context, skip_special_tokens=skip)
-        return self._text.decode(self._context + tokens, skip_special_tokens=skip)[len(before) :]
+        return self._text.decode(self._context + tokens, skip_special_tokens=skip)[len(before) - self._owed :]
 
-    def _take(self, count: int, piece: str) -> str:
-        self._context, self._waiting = self._waiting[:count], self._waiting[count:]
+    def _take(self, count: int, piece: str, owed: int = 0) -> str:
+        self._context, self._waiting, self._owed = self._waiting[:count], self._waiting[count:], owed
         return piece

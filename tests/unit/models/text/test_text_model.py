@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from aegis.core.errors import UserError
 from aegis.models.text.text_model import TextModel
@@ -66,6 +66,18 @@ def test_a_character_comes_with_its_last_byte(text: TextModel) -> None:
 def test_an_unfinished_character_comes_at_the_end(text: TextModel) -> None:
     tokens = text.encode("a東", add_special_tokens=False)[:-1]
     assert pieces(text, tokens)[-1] == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_characters_stay_whole_where_each_token_ends_within_one() -> None:
+    """As merges of emoji do: the last byte of one character and the first of the next."""
+    string = "".join(chr(0x1F600 + at) for at in range(24))
+    letters = dict(pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(string)).keys()
+    spelled = "".join(letters)
+    words = [spelled[:3], *(spelled[at : at + 4] for at in range(3, len(spelled), 4))]
+    whole = Tokenizer(models.WordLevel({word: at for at, word in enumerate(dict.fromkeys(words))}, unk_token=words[0]))
+    whole.decoder = decoders.ByteLevel()
+    streamed = pieces(TextModel(whole, {}, None), [whole.token_to_id(word) for word in words])
+    assert "".join(streamed) == string and all(streamed[at] == "" for at in range(4))
 
 
 def test_endless_noise_is_not_held_back_for_ever(text: TextModel) -> None:
