@@ -45,6 +45,7 @@ from aegis.models.text.worker_messages import (
     TooManyTokens,
     encoded,
     framed,
+    read_conversation,
     read_requests,
 )
 
@@ -144,7 +145,8 @@ def _fitted(text: TextModel, job: Fit) -> Fitted | TooManyTokens:
 
 def _rendered(text: TextModel, job: Render) -> Answer:
     try:
-        rendered = text.render_chat(job.messages, add_generation_prompt=job.add_generation_prompt, **job.variables)
+        asked = read_conversation(job.conversation)
+        rendered = text.render_chat(asked.messages, add_generation_prompt=job.add_generation_prompt, **asked.variables)
     except UserError as error:
         return Refused(error.message)
     except MemoryError:

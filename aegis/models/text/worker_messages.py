@@ -62,13 +62,18 @@ class Decode(Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
 
 
-class Render(Struct, frozen=True, tag=True):
-    """A conversation as text and, unless `tokens_max` is 0, as tokens. A text of more than `characters_max` is not
-    tokenized."""
-
-    key: int
+class Conversation(Struct, frozen=True):
     messages: Sequence[dict[str, Any]]
     variables: dict[str, Any]
+
+
+class Render(Struct, frozen=True, tag=True):
+    """A conversation as text and, unless `tokens_max` is 0, as tokens. A text of more than `characters_max` is not
+    tokenized. `conversation` is a `Conversation` as JSON: no message holds an integer beyond 64 bits, and models call
+    tools with such."""
+
+    key: int
+    conversation: bytes
     add_generation_prompt: bool
     characters_max: int
     tokens_max: int
@@ -126,13 +131,14 @@ Answer = (
     Known | Encoded | Fitted | Counted | Decoded | Rendered | TooManyTokens | TooManyCharacters | TooLarge | Refused
 )
 
+write_conversation = msgspec.json.Encoder().encode
+read_conversation = msgspec.json.Decoder(Conversation).decode
 _encoder = msgspec.msgpack.Encoder()
 _answers = msgspec.msgpack.Decoder(tuple[Answer, ...])
 _requests = msgspec.msgpack.Decoder(tuple[Know | Job, ...])
 
 
 def encoded(message: Struct) -> msgspec.Raw:
-    """Raises RecursionError and OverflowError for values of a client that no message holds."""
     return msgspec.Raw(_encoder.encode(message))
 
 

@@ -30,6 +30,7 @@ from aegis.models.text.worker_client import TextProcess
 from aegis.models.text.worker_messages import (
     ANSWERS_BYTES_MAX,
     Answer,
+    Conversation,
     Count,
     Counted,
     Decode,
@@ -46,6 +47,7 @@ from aegis.models.text.worker_messages import (
     TooManyCharacters,
     TooManyTokens,
     encoded,
+    write_conversation,
 )
 from aegis.telemetry.logs import log
 
@@ -116,11 +118,8 @@ class WorkerQueue:
 
     async def do(self, caller: str, size: int, text: TextModel, job: Job) -> Answer | None:
         """None if the job takes too much time or memory, or is of a barred model. Raises UserError if the caller has
-        many waiting, or no message holds the job."""
-        try:
-            message = encoded(job)
-        except OverflowError:
-            raise UserError("a number is too large", code="invalid_json") from None
+        many waiting."""
+        message = encoded(job)
         if self._waiting_of[caller] >= self._most_waiting:
             refusal = "many prompts of yours are waiting to be tokenized; try again when they were"
             raise UserError(refusal, status=429, code="too_many_prompts", kind="rate_limit_error")
@@ -294,7 +293,8 @@ class TextWorkers:
         watch: Watch = _unwatched,
     ) -> Rendered | TooManyTokens | TooManyCharacters:
         """A conversation as text and tokens. `aside`: no request is served with it. Raises UserError."""
-        job = Render(text.key, messages, dict(variables), add_generation_prompt, characters_max, tokens_max)
+        conversation = write_conversation(Conversation(messages, dict(variables)))  # too deep a one is refused here
+        job = Render(text.key, conversation, add_generation_prompt, characters_max, tokens_max)
         work = self._aside.do(caller, size, text, job) if aside else self._serve(caller, size, text, job, watch)
         match refusal := await work:
             case Refused(message):

@@ -128,6 +128,16 @@ def test_what_openai_s_client_has_read_of_a_reply_may_come_back_with_it() -> Non
     assert json.loads(bytes(behind.submitted[0][1])) == plain
 
 
+def test_a_call_may_have_an_integer_beyond_64_bits() -> None:
+    """As models make them: the turn after it is no error."""
+    number = "123456789012345678901234567890"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": f'{{"a": {number}}}'}}
+    asked = {"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "hi"}]}
+    behind = market(text=byte_text("{{ messages[0].tool_calls[0].function.arguments | tojson }}"))
+    assert post(behind, PATH, asked).status_code == 200
+    assert json.loads(bytes(behind.submitted[0][1])) == {"a": int(number)}
+
+
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens", "min_tokens"])
 def test_a_limit_beyond_the_context_is_called_as_it_was_given(limit: str) -> None:
     error = post(market(), PATH, ask(**{limit: 5000})).json()["error"]
