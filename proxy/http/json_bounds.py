@@ -101,6 +101,15 @@ class InnerJson:
         check_names(content)
         return value
 
+    def arguments(self, text: str) -> dict[str, Any] | None:
+        """Those of a call that a model has made; None where they are no object, as of one that was cut off. Raises
+        UserError beyond the bounds."""
+        try:
+            value = self.decoded(text or "{}")
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
 
 def _problem(content: bytes) -> str | None:
     """What there is too much of, if what looks like a number is one."""

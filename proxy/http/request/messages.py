@@ -176,16 +176,14 @@ def _read_answer(fields: AnswerMessage, inner: InnerJson) -> dict[str, Any]:
 
 
 def _read_call(fields: AnswerMessage, name: str, call: Any, inner: InnerJson) -> dict[str, Any]:
-    """Reads its arguments as an object, because templates take that."""
+    """Reads its arguments as an object, because templates take that. Calls that were cut off come back too: they count
+    as having none."""
     if not isinstance(call, dict):
         raise fields.invalid(name, f"must be an object, not {shown(call)}")
     entry = fields.nested(EarlierCall, name, call)
     called, kind, function = entry.id, entry.type, entry.function
     told, arguments = function.name, function.arguments
-    try:
-        parsed = inner.decoded(arguments or "{}") if isinstance(arguments, str) else arguments
-    except (ValueError, RecursionError):
-        raise function.invalid("arguments", "must be a JSON object, as a string") from None
+    parsed = inner.arguments(arguments) or {} if isinstance(arguments, str) else arguments
     if not isinstance(parsed, dict):
         raise function.invalid("arguments", f"must be a JSON object, as a string, not {shown(arguments)}")
     for each in (function, entry):

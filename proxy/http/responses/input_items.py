@@ -107,14 +107,10 @@ class InputReader:
 
     def _arguments(self, at: str, text: str) -> dict[str, Any]:
         """Calls that were cut off come back too: they count as having none."""
-        try:
-            parsed = self._inner.decoded(text or "{}")
-        except (ValueError, RecursionError):
-            parsed = None
-        if not isinstance(parsed, dict):
+        arguments = self._inner.arguments(text)
+        if arguments is None:
             self._ignored.add(f"{at}.arguments", "no JSON object")
-            return {}
-        return parsed
+        return arguments or {}
 
     def _reasoning(self, at: str, item: dict[str, Any]) -> str:
         """The text of reasoning; a summary stands for it where that is all there is. What is encrypted is nobody's

@@ -138,6 +138,18 @@ def test_a_call_may_have_an_integer_beyond_64_bits() -> None:
     assert json.loads(bytes(behind.submitted[0][1])) == {"a": int(number)}
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1', "", "[1]", "null", "x"])
+def test_a_call_that_was_cut_off_counts_as_having_no_arguments(arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "what?"}]
+    behind = market(text=byte_text("{{ messages[0].tool_calls[0].function.arguments | tojson }}"))
+    assert post(behind, PATH, {"model": "m", "messages": messages}).status_code == 200
+    assert bytes(behind.submitted[0][1]) == b"{}"
+    call["function"] = {"name": "f", "arguments": 5}
+    error = post(behind, PATH, {"model": "m", "messages": messages}).json()["error"]
+    assert error["param"] == "messages[0].tool_calls[0].function.arguments"
+
+
 @pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens", "min_tokens"])
 def test_a_limit_beyond_the_context_is_called_as_it_was_given(limit: str) -> None:
     error = post(market(), PATH, ask(**{limit: 5000})).json()["error"]
