@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from fastapi import FastAPI, Request, Response
 from msgspec import Struct
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from aegis.core.errors import UserError
@@ -88,6 +89,15 @@ def unexpected() -> UserError:
     return UserError("internal error; the server's log has it under this X-Request-Id", status=500, kind="server_error")
 
 
+def _methods(request: Request, named: str) -> list[str]:
+    """All that the path has (RFC 9110, 15.5.6): the router has `named` those of one route."""
+    methods = set(filter(None, named.split(", ")))
+    for route in request.app.router.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is Match.PARTIAL:
+            methods |= route.methods or set()
+    return sorted(methods)
+
+
 def install(app: FastAPI) -> None:
     """Makes `app` answer UserError, the router's own refusals (no such path, wrong method) and bugs in this form."""
 
@@ -99,12 +109,13 @@ def install(app: FastAPI) -> None:
     async def routing_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = shown(request.scope["path"])  # `request.url` is put together from it and `Host`, and cut at a "?"
-        message, code = f"{request.method} {path}: {error.detail}", "no_such_route"
+        message, code, headers = f"{request.method} {path}: {error.detail}", "no_such_route", dict(error.headers or {})
         if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "another one").replace(", ", " or ")
-            message, code = f"{message}; use {allowed}", "method_not_allowed"
+            methods = _methods(request, headers.get("Allow", ""))
+            message, code = f"{message}; use {' or '.join(methods)}", "method_not_allowed"
+            headers["Allow"] = ", ".join(methods)
         reply = error_reply(UserError(message, status=error.status_code, code=code), request.scope)
-        reply.headers.update(error.headers or {})
+        reply.headers.update(headers)
         return reply
 
     async def client_gone(request: Request, error: Exception) -> Response:

@@ -121,6 +121,9 @@ def test_unknown_paths_and_wrong_methods_have_the_same_form() -> None:
     reply = get(market(), "/v1/completions")
     assert reply.status_code == 405
     assert reply.headers["allow"] == "POST"
+    several = calling(market(), lambda client: client.put("/v1/responses/x"))
+    assert several.headers["allow"] == "DELETE, GET"
+    assert several.json()["error"]["message"].endswith("use DELETE or GET")
     error = reply.json()["error"]
     assert error["code"] == "method_not_allowed"
     assert error["message"] == "GET '/v1/completions': Method Not Allowed; use POST"
