@@ -193,13 +193,12 @@ class ProxySupervisor:
         self._closing.set()
         for place in self._places.values():
             if place.process and not place.end:  # it was not told
-                place.process.kill()
+                _end(place.process)
         keepers = [place.keeper for place in self._places.values() if place.keeper]
         _, late = await asyncio.wait(keepers, timeout=timeout_s) if keepers else ((), ())
         for place in self._places.values():
             if place.keeper in late and place.process:
-                with contextlib.suppress(ProcessLookupError):
-                    place.process.kill()
+                _end(place.process)
         if late:
             await asyncio.wait(late)
 
@@ -235,8 +234,7 @@ class ProxySupervisor:
         for place in self._places.values():
             if place.number == number and place.process:
                 _logger.warning("%s (pid %d) does not answer", place.name, place.process.pid)
-                with contextlib.suppress(ProcessLookupError):
-                    place.process.kill()
+                _end(place.process)
 
     @property
     def _ending(self) -> bool:
@@ -253,8 +251,7 @@ class ProxySupervisor:
                         return
                     process = await self._spawn(place)
                 if self._ending:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
+                    _end(process)
             except OSError as error:
                 _logger.warning("%s cannot be started: %s", place.name, error.strerror)
                 place.restarts.failed()
@@ -304,6 +301,12 @@ class ProxySupervisor:
             await process.stdin.drain()
         process.stdin.close()
         return process
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    """Does nothing if it has ended, which its keeper may not know yet."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 def _used_ns(pid: int) -> int:

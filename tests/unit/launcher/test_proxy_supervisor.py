@@ -86,12 +86,22 @@ class Process:
         self.killed = False
 
     def kill(self) -> None:
+        if self._ended.is_set():
+            raise ProcessLookupError
         self.killed = True
+        self._ended.set()
+
+    def end(self) -> None:
         self._ended.set()
 
     async def wait(self) -> int:
         await self._ended.wait()
         return -9
+
+
+def supervising(proxies: int, node: SimpleNamespace) -> ProxySupervisor:
+    names, market = [f"proxy-{n}" for n in range(1, 1 + proxies)], SimpleNamespace(node=node)
+    return ProxySupervisor(names, cast(Any, None), cast(Any, market), None, cast(Any, None))
 
 
 def test_where_the_server_ends_while_they_start_no_more_are_started_and_the_last_one_is_ended() -> None:
@@ -100,13 +110,7 @@ def test_where_the_server_ends_while_they_start_no_more_are_started_and_the_last
 
     async def main() -> None:
         node = SimpleNamespace(proxies=SimpleNamespace(), draining=False)
-        supervisor = ProxySupervisor(
-            [f"proxy-{n}" for n in range(1, 64)],
-            cast(Any, None),
-            cast(Any, SimpleNamespace(node=node)),
-            None,
-            cast(Any, None),
-        )
+        supervisor = supervising(63, node)
 
         async def spawn(place: Any) -> Process:
             started.append(Process())
@@ -126,3 +130,25 @@ def test_where_the_server_ends_while_they_start_no_more_are_started_and_the_last
 
     asyncio.run(main())
     assert len(started) == 3 and all(process.killed for process in started)
+
+
+def test_one_that_has_just_ended_where_the_server_ends_is_no_matter() -> None:
+    """A signal to all processes ends both, in any order."""
+
+    async def main() -> None:
+        supervisor = supervising(1, SimpleNamespace(proxies=SimpleNamespace(), draining=False))
+        process = Process()
+
+        async def spawn(place: Any) -> Process:
+            place.process = process
+            return process
+
+        supervisor._spawn = spawn  # type: ignore[assignment, method-assign]
+        supervisor.start()
+        while not supervisor._places["proxy-1"].process:
+            await asyncio.sleep(0)
+        process.end()
+        async with asyncio.timeout(5):
+            await supervisor.close(60.0)
+
+    asyncio.run(main())
