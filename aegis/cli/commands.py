@@ -59,6 +59,10 @@ from bench.simulate.command import simulate
 _PLAIN: dict[str, Any] = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
+"""Of a path that a user gave, wherever it is looked at."""
+
+_PATH_CHARACTERS_MAX = 300
 _INVALID = re.compile(r"Invalid value for '([^']+)'(?: / '[^']+')*: (.+)", re.DOTALL)
 
 app = typer.Typer(name="aegis", **_PLAIN | {"add_completion": True})
@@ -204,6 +208,16 @@ def _forget_output() -> None:
     os.close(nowhere)
 
 
+def _system_refused(error: OSError) -> str:
+    """Raises the error itself where it is none of a user's."""
+    if error.filename and error.errno in _UNUSABLE:
+        return f"{str(error.filename)[:_PATH_CHARACTERS_MAX]}: {error.strerror}"
+    if error.filename or error.errno not in _FULL:
+        raise error
+    _forget_output()
+    return f"the output cannot be written: {error.strerror}; make room there"
+
+
 def built() -> Callable[..., Any]:
     """The tree of commands, which `run` runs."""
     return typer.main.get_command(app)
@@ -230,10 +244,7 @@ def run(tree: Callable[..., Any]) -> None:
             sys.stdout.flush()
         sys.exit(code)
     except OSError as error:
-        if error.errno not in _FULL or error.filename:
-            raise
-        _forget_output()
-        message, code = f"the output cannot be written: {error.strerror}; make room there", 2
+        message, code = _system_refused(error), 2
     except UserError as error:
         message, code = error.message, 1 if isinstance(error, Refused) else 2
     except typer.TyperException as error:

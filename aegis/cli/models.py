@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.config.paths import refusing
 from aegis.config.slo import limits_ns
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
@@ -60,9 +61,11 @@ def add_model(
     """
     if not source:
         raise UserError("SOURCE is empty; give a directory, a GGUF file, a hub id or an address")
-    local = Path(source).expanduser()
-    here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
-    answer = AdminClient(url).add(str(here) if local.exists() else source, name, base=base, lazy=lazy)
+    with refusing("SOURCE", source):
+        local = Path(source).expanduser()
+        here = local.resolve() if local.is_dir() else local.absolute()  # a file may be a link to one of another name
+        is_here = local.exists()
+    answer = AdminClient(url).add(str(here) if is_here else source, name, base=base, lazy=lazy)
     print(f"{answer.get('id', name or source)} is {answer.get('state', 'added')}")
     return 0
 

@@ -6,18 +6,21 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from aegis.config.paths import refusing
 from aegis.core.errors import UserError
 
 _ADVICE = "name a writable directory with AEGIS_CACHE"
 
 
 def default_cache_dir() -> Path:
-    """`$AEGIS_CACHE`, else `~/.cache/aegis`."""
-    return Path(os.environ.get("AEGIS_CACHE") or "~/.cache/aegis").expanduser()
+    """`$AEGIS_CACHE`, else `~/.cache/aegis`. Raises UserError where it is of a user that there is not."""
+    directory = os.environ.get("AEGIS_CACHE") or "~/.cache/aegis"
+    with refusing("AEGIS_CACHE", directory):
+        return Path(directory).expanduser()
 
 
 def made(cache_dir: Path) -> Path:
@@ -42,6 +45,8 @@ def refuse_unmakeable(cache_dir: Path) -> None:
     try:
         with TemporaryDirectory(prefix=".aegis-", dir=there):  # permissions do not tell all: in /proc nothing is made
             pass
+        with suppress(FileNotFoundError):
+            os.lstat(cache_dir)  # or it has a name that is too long
     except OSError as error:
         raise _unmakeable(cache_dir, error) from None
 

@@ -165,6 +165,9 @@ def test_the_options_of_launch_are_those_of_the_configuration_with_the_same_defa
             (["ctl", "--url", "http://a..b", "drain", "x"], "--url: 'http://a..b' is no address of a server"),
             (["memory", "limit", "decode-0"], "Missing argument 'SIZE'"),
             (["memory", "limit", "decode-0", "lots"], "SIZE: 'lots' is no size"),
+            (["models", "add", "~nobody.at.all/x"], "SOURCE: ~nobody.at.all/x: Could not determine home directory"),
+            (["models", "add", "x" * 300], f"SOURCE: {'x' * 300}: File name too long"),
+            (["bench", "report", "x" * 300], f"aegis: {'x' * 300}: File name too long"),
             (["memory", "limit", "decode-0", "9999999999TiB"], "SIZE: '9999999999TiB' is no size that memory can have"),
             (["ctl", "limit", "decode-0", "0"], "SIZE: '0' is no size that memory can have"),
             (

@@ -16,11 +16,15 @@ def test_the_environment_names_the_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert default_cache_dir() == tmp_path
     monkeypatch.delenv("AEGIS_CACHE")
     assert default_cache_dir() == Path.home() / ".cache" / "aegis"
+    monkeypatch.setenv("AEGIS_CACHE", "~nobody.at.all/x")
+    with pytest.raises(UserError, match=r"^AEGIS_CACHE: ~nobody\.at\.all/x: Could not determine home directory$"):
+        default_cache_dir()
 
 
 def test_a_cache_that_cannot_be_made_is_told_with_the_variable_that_names_another(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place, reason in (("file", "is no directory"), ("file/in", "cannot be made: Not a directory")):
+    long = ("x" * 300, "cannot be made: File name too long")
+    for place, reason in (("file", "is no directory"), ("file/in", "cannot be made: Not a directory"), long):
         for refusing in (made, refuse_unmakeable):
             with pytest.raises(UserError) as told:
                 refusing(tmp_path / place)
