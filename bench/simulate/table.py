@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from rich.table import Table
 
 from bench.simulate.study import Curve, Point
 
+_WIDTH = 200
 _TITLES = (
     "attainment, %",
     "goodput, tokens/s",
@@ -40,8 +40,8 @@ def show(curves: Iterable[Curve], key: str | None, *, title: str | None = None) 
 
 
 def plain_console() -> Console:
-    """Wide where a program reads."""
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    """Wide also where a terminal is not: it wraps what it has no room for, where figures would be cut off."""
+    return Console(markup=False, highlight=False, width=max(Console().width, _WIDTH))
 
 
 def _cells(point: Point) -> tuple[str, ...]:

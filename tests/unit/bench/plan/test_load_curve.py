@@ -138,6 +138,16 @@ def test_refusing_is_shown_beside_not_refusing(capsys: pytest.CaptureFixture[str
     assert theirs == ["qlm", "25.0", "%", "50", "100", "ms"]
 
 
+def test_a_terminal_that_is_narrow_cuts_no_figure_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    head, row = shown(of([line("chunked-prefill", 0.9)], 1.0), capsys)
+    assert "…" not in head + row and "\x1b" not in row
+    assert row.split()[-6:] == ["chunked-prefill", "90.0", "%", "90", "100", "ms"]
+
+
 def of(rivals: list[LoadLine], *ours: float) -> LoadCurve:
     refusing = line("least-slack, refusing", *([0.6] * len(ours)), refused=1234)
     return LoadCurve(3, 0, line("least-slack", *ours), refusing, rivals, best_rivals(rivals))
