@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,8 @@ def read_manifest(directory: Path, fingerprint: str) -> Manifest | None:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
         sizes = {(directory / image_name(rank)).stat().st_size for rank in range(manifest.ranks)}
-        whole = sizes == {manifest.image_bytes} and (directory / CONFIG).is_file()
-    except (OSError, msgspec.MsgspecError):
+        whole = sizes == {manifest.image_bytes}
+        json.loads((directory / CONFIG).read_bytes())  # which instances read; it may hold NaN, as transformers writes
+    except (OSError, RecursionError, ValueError, msgspec.MsgspecError):
         return None
     return manifest if whole and manifest.fingerprint == fingerprint else None

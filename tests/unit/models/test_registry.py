@@ -87,14 +87,14 @@ def test_an_image_of_an_earlier_version_gets_what_decodes(source: Source, tmp_pa
 @pytest.mark.parametrize("missing", [True, False])
 def test_a_damaged_image_is_made_again(source: Source, tmp_path: Path, damaged: str, missing: bool) -> None:
     first = register(source, dtype="auto", cache_dir=tmp_path / "cache")
-    whole = image_of(first).read_bytes()
     file = Path(first.directory) / damaged
-    if missing or damaged == "config.json":
+    whole = file.read_bytes()
+    if missing:
         file.unlink()
     else:
-        file.write_bytes(file.read_bytes()[:-10])
+        file.write_bytes(whole[:-10])
     assert register(source, dtype="auto", cache_dir=tmp_path / "cache") == first
-    assert image_of(first).read_bytes() == whole
+    assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize(
