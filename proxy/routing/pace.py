@@ -18,7 +18,8 @@ from aegis.core.model import Slo
 class _Paced:
     """`wanted` and `made` are tokens: of the window before, and of this one, which began at `window_ns`. A window is a
     TTFT long, the shortest of those streams that have been there since there was none: a deadline that is missed for
-    less than that is made up for. `rate` is what streams want now, in tokens per nanosecond."""
+    less than that is made up for. A stream with a shorter one begins a new window: of the tokens that were made before
+    it is not known when they came. `rate` is what streams want now, in tokens per nanosecond."""
 
     length_ns: int = 0
     streams: dict[RequestId, float] = field(default_factory=dict)
@@ -30,17 +31,23 @@ class _Paced:
 
     def begin(self, request: RequestId, slo: Slo, now_ns: int) -> None:
         if not self.streams:
-            self.length_ns, self.since_ns, self.window_ns = slo.ttft_ns, now_ns, now_ns
-            self.wanted, self.made, self.rate = [0.0, 0.0], [0, 0], 0.0
+            self.rate = 0.0
+            self._measure(slo.ttft_ns, now_ns)
         self.wants(request, slo, now_ns)
 
     def wants(self, request: RequestId, slo: Slo, now_ns: int) -> None:
         """From now on the stream wants a token every TBT."""
         self.until(now_ns)
-        self.length_ns = min(self.length_ns, slo.ttft_ns)
+        if slo.ttft_ns < self.length_ns:
+            self._measure(slo.ttft_ns, now_ns)
         rate = 1 / slo.tbt_ns
         self.rate += rate - self.streams.get(request, 0.0)
         self.streams[request] = rate
+
+    def _measure(self, length_ns: int, now_ns: int) -> None:
+        """From now on, in windows of this length."""
+        self.length_ns, self.since_ns, self.window_ns = length_ns, now_ns, now_ns
+        self.wanted, self.made = [0.0, 0.0], [0, 0]
 
     def until(self, now_ns: int) -> None:
         """Counts what was wanted."""

@@ -49,6 +49,19 @@ def test_streams_want_what_their_model_is_set_to_while_they_are_there() -> None:
     assert pace.stretch(HERE, until_ns) == 0
 
 
+def test_nobody_is_behind_because_a_stream_with_a_shorter_deadline_joins_those_that_are_on_time() -> None:
+    patient = Slo(ttft_ns=10 * NS_PER_S, tbt_ns=SLO.tbt_ns)
+    hasty = Slo(ttft_ns=NS_PER_S, tbt_ns=SLO.tbt_ns)
+    pace, joins_ns = Pace(), round(15.5 * NS_PER_S)
+    for now_ns in range(0, 2 * joins_ns, SLO.tbt_ns // 2):
+        for request in range(10):
+            pace.tokens(HERE, RequestId(request), 1, patient, now_ns)
+        if now_ns >= joins_ns:
+            pace.tokens(HERE, RequestId(10), 1, hasty, now_ns)
+        assert pace.stretch(HERE, now_ns) == 0
+    assert pace.stretch(HERE, 2 * joins_ns + 3 * hasty.ttft_ns) > 1, "but they are once nothing has come for long"
+
+
 def test_streams_that_have_just_begun_are_not_behind() -> None:
     pace = paced(SLO.tbt_ns // 2, 1)
     for request in range(2, 40):
