@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
@@ -25,8 +26,10 @@ BACKGROUND_BYTES_MAX = 64 << 20
 """Of the conversations of all that a proxy generates at a time. No connection bounds them, as it does those of others;
 one caller has half of both, or one response."""
 
+AGAIN_S = 1.0
+"""After which a response is tried again whose request is being answered already, by another proxy."""
+
 _ANSWERED = "request_in_flight"
-"""The error of a request that is being answered already."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,19 +109,39 @@ async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int)
 
 
 async def _work(request: Request, head: ResponseObject, work: Work, running: RunningResponse) -> None:
-    failure: UserError | None = None
-    try:
-        await work(request, running)
-    except UserError as error:
-        failure = error
-    except Exception:  # noqa: BLE001 - nobody waits for it: who asks for the response is told
-        _log.exception("a response in the background broke")
-        failure = unexpected()
-    finally:
-        admission.end(request.scope)
-    if failure and failure.code != _ANSWERED:  # by another proxy, which keeps it
+    """Who answers its request already may keep the response, or come to nothing."""
+    failure = await _failure(request, work, running)
+    while failure and failure.code == _ANSWERED and await _is_wanted(request, head.id, running):
+        failure = await _failure(request, work, running)
+    if failure and failure.code != _ANSWERED:
         try:
             await kept.put(request, failed_response(head, failure), kept.KeptConversation())
         except UserError as error:
             _log.warning("a response that failed is not kept: %s", error.message)
     kept.running_of(request).end(kept.own_key(request, head.id), running, None)
+
+
+async def _failure(request: Request, work: Work, running: RunningResponse) -> UserError | None:
+    try:
+        await work(request, running)
+    except UserError as error:
+        return error
+    except Exception:  # noqa: BLE001 - nobody waits for it: who asks for the response is told
+        _log.exception("a response in the background broke")
+        return unexpected()
+    finally:
+        admission.end(request.scope)
+    return None
+
+
+async def _is_wanted(request: Request, response_id: str, running: RunningResponse) -> bool:
+    """Whether the response has not ended after a while, as it is kept, and is not to end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(AGAIN_S):
+            await running.stop.wait()
+            return False
+    try:
+        found = await kept.find(request, response_id)
+    except UserError:
+        return True
+    return found is not None and kept.status_of(found) == "in_progress"

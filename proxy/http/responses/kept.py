@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from msgspec import Raw, Struct
 
@@ -58,6 +59,16 @@ async def find(request: Request, response_id: str) -> StoredResponse | None:
 
 async def _decoded(stored: bytes) -> StoredResponse:
     return await beside_loop(lambda: decode(stored), len(stored), few=SMALL_BYTES)
+
+
+class _Told(Struct, frozen=True):
+    """Of a response, which may be large."""
+
+    status: str
+
+
+def status_of(stored: StoredResponse) -> str:
+    return msgspec.json.decode(stored.response, type=_Told).status
 
 
 async def conversation_before(request: Request, previous: str | None) -> KeptConversation:

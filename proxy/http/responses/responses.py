@@ -156,7 +156,7 @@ async def delete_response(request: Request) -> Response:
     """One that is still being generated ends, or it would be kept again when it has."""
     response_id = request.path_params["response_id"]
     key = kept.own_key(request, response_id)
-    if _status(await _stored(request)) == "in_progress":
+    if kept.status_of(await _stored(request)) == "in_progress":
         await _end(request, key)
     if not await kept.store_of(request).remove(key):
         raise _no_response(response_id)
@@ -189,7 +189,7 @@ async def cancel_response(request: Request) -> Response:
     if (ended := await _end(request, key)) is not None:
         return Response(ended, media_type="application/json")
     found = await _stored(request)
-    status = _status(found)
+    status = kept.status_of(found)
     if status == "cancelled":
         return Response(bytes(found.response), media_type="application/json")
     if status != "in_progress":
@@ -204,16 +204,6 @@ async def _end(request: Request, key: str) -> bytes | None:
     """Ends a response that is being generated, by this proxy or another one; as it ended then."""
     ended = await kept.running_of(request).cancel(key)
     return encode(ended) if ended is not None else await queries_of(request).cancel_response(key)
-
-
-class _Told(Struct, frozen=True):
-    """The part of a kept response that is read here: all of it may be large."""
-
-    status: str
-
-
-def _status(stored: StoredResponse) -> str:
-    return msgspec.json.decode(stored.response, type=_Told).status
 
 
 async def _stored(request: Request) -> StoredResponse:

@@ -18,6 +18,7 @@ from aegis.core.request import FinishReason
 from aegis.metadata.store import open_store
 from proxy.http.app import create_app
 from proxy.http.market import Delta, Failed, Finished
+from proxy.http.responses import background
 from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
 from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.security.large_bodies import SMALL_BYTES
@@ -128,6 +129,33 @@ def test_a_retry_that_comes_before_it_is_kept_does_not_make_a_response_fail(prox
             may_end.set()
             assert (await ended(last, begun["id"]))["status"] == "completed"
         assert len(behind.submitted) == 1
+
+    asyncio.run(main())
+
+
+def test_a_response_whose_request_another_client_has_answered_comes_when_that_one_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "AGAIN_S", 0.01)
+
+    async def main() -> None:
+        may_end = asyncio.Event()
+        behind = market(lambda *_: [Delta(tokens("ab")), may_end.wait(), Finished(FinishReason.STOP)])
+        async with open_store(RedisSettings()) as store:
+            app = create_app(behind, records=store.records, texts=TEXTS)
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+                same = {"x-request-id": "r"}
+                leaving = asyncio.create_task(client.post(PATH, json=ask(store=False), headers=same))
+                async with asyncio.timeout(20):
+                    while not behind.handles:
+                        await asyncio.sleep(0)
+                    begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
+                    await asyncio.sleep(0.1)
+                    assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun and len(behind.handles) == 1
+                    leaving.cancel()
+                    may_end.set()
+                    assert (await ended(client, begun["id"]))["status"] == "completed"
+        assert len(behind.handles) == 2
 
     asyncio.run(main())
 
