@@ -3,17 +3,20 @@
 A pipe or a terminal is written to without blocking, by a file description of its own, so that other processes that have
 it are not changed. Lines that do not fit wait in memory, up to a bound, for a thread that writes when there is room;
 lines beyond that are dropped and counted. If the pipe or terminal is another user's, it cannot be opened again: then
-the thread writes all lines, because any write may block. A file on a disk is written to as usual.
+the thread writes all lines, because any write may block. A file on a disk is written to as usual; while the disk is
+full, lines wait like those that a reader does not take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
 import socket
 import stat
+import time
 from collections import deque
 from collections.abc import Callable
 from threading import Condition, Thread
@@ -21,6 +24,8 @@ from typing import TextIO
 
 WAITING_BYTES_MAX = 1 << 20
 _AGAIN_MS = 1000
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_S = 1.0  # from one look at a full disk to the next
 _LINGER_S = 10.0
 """So long a thread that writes all lines waits for the next one."""
 
@@ -42,6 +47,7 @@ class LogWriter(io.TextIOBase):
         self._waiting_bytes = 0
         self._changed = Condition()
         self._writing = False
+        self._disk_is_full = False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -101,6 +107,8 @@ class LogWriter(io.TextIOBase):
                         if not self._waiting:
                             self._writing = False
                             return
+            if self._disk_is_full:  # which no poll tells of
+                time.sleep(_FULL_S)
 
     def _written(self, nbytes: int) -> None:
         self._waiting_bytes -= nbytes
@@ -119,12 +127,14 @@ class LogWriter(io.TextIOBase):
 
     def _write(self, data: bytes) -> int:
         """The number of bytes that there was room for. If there is no reader any more, all count as written."""
+        self._disk_is_full = False
         try:
             return self._socket.send(data, socket.MSG_DONTWAIT) if self._socket else os.write(self._file, data)
         except BlockingIOError:
             return 0
-        except OSError:
-            return len(data)
+        except OSError as error:
+            self._disk_is_full = error.errno in _FULL
+            return 0 if self._disk_is_full else len(data)
 
 
 def _unblocked(file: int) -> int:

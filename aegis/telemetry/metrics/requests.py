@@ -28,7 +28,9 @@ class LogMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called by the registry, from any thread."""
         yield CounterMetricFamily(
-            "aegis:log_lines_dropped", "Log lines that nobody read in time, since the start", value=logs.lines_dropped()
+            "aegis:log_lines_dropped",
+            "Log lines that nobody read in time, or a full disk did not take, since the start",
+            value=logs.lines_dropped(),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from typing import TextIO
 
 import pytest
 
+from aegis.telemetry import log_writer
 from aegis.telemetry.log_writer import WAITING_BYTES_MAX, LogWriter
 
 WAIT_S = 10.0
@@ -150,6 +152,35 @@ def test_a_file_is_written_where_it_was(tmp_path: Path) -> None:
         stream.flush()
         LogWriter(stream, dropped_line).write("after\n")
     assert (tmp_path / "log").read_text() == "before\nafter\n"
+
+
+def test_lines_wait_while_the_disk_is_full_and_those_beyond_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room, tries = os.write, 30, 0
+
+    def into_the_room(file: int, data: bytes) -> int:
+        nonlocal room, tries
+        written = min(room, len(data))
+        room, tries = room - written, tries + 1
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:written])
+
+    monkeypatch.setattr(os, "write", into_the_room)
+    monkeypatch.setattr(log_writer, "_FULL_S", 0.05)
+    with (tmp_path / "log").open("w") as stream:
+        writer = LogWriter(stream, dropped_line)
+        for _ in range(MANY):
+            writer.write(LINE)
+        assert MANY * 0.5 < writer.dropped < MANY
+        before = tries
+        time.sleep(0.5)
+        assert tries - before < 20, "a full disk is not asked all the time"
+        room = 2 * len(LINE) * MANY
+        writer.finish(WAIT_S)
+        lines = (tmp_path / "log").read_text().splitlines(keepends=True)
+        assert lines == [LINE] * (MANY - writer.dropped) + [dropped_line(writer.dropped)]
 
 
 def test_a_socket_that_is_not_read_keeps_nobody_waiting() -> None:
