@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,9 +10,15 @@ from zlib import crc32
 
 from aegis.core.model import IMAGE_PIECE_BYTES, Manifest
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
 
 class ImageDamaged(Exception):
     """The image on disk is not what its manifest says; the message is one line without its path."""
+
+
+class ImageNotOpened(ImageDamaged):
+    """The system lacked what opening it takes, which says nothing of the image."""
 
 
 class ImageFile:
@@ -25,7 +32,8 @@ class ImageFile:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise ImageDamaged(f"its weight image cannot be opened: {error.strerror}") from error
+            kind = ImageNotOpened if error.errno in _SHORTAGES else ImageDamaged
+            raise kind(f"its weight image cannot be opened: {error.strerror}") from error
         size = os.fstat(self._fd).st_size
         if size != self.nbytes:
             os.close(self._fd)

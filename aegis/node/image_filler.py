@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,11 @@ from threading import Lock
 from aegis.core.ids import ModelId
 from aegis.core.model import IMAGE_EXTENT_BYTES, IMAGE_PIECE_BYTES, ModelSpec
 from aegis.device.host_memory import MappedFile, SharedMemory
-from aegis.device.image_file import ImageDamaged, ImageFile
+from aegis.device.image_file import ImageDamaged, ImageFile, ImageNotOpened
+from aegis.telemetry.logs import log
 from memory.pages import Runs
+
+_logger = logging.getLogger(__name__)
 
 READERS = min(4, len(os.sched_getaffinity(0)))
 _NICE = 10  # of the reading threads alone: an instance that needs the image loads it from disk meanwhile
@@ -59,6 +63,7 @@ class _Filling:
     next_piece: int = 0
     stopped: bool = False
     damage: str = ""
+    shortage: str = ""
 
 
 class ImageFiller:
@@ -106,6 +111,8 @@ class ImageFiller:
     def _ended(self, filling: _Filling) -> None:
         """The filling has ended: called on the loop, once no thread touches the extents any more."""
         del self._fillings[filling.spec.model]
+        if filling.left and filling.shortage:  # the model's next use has it tried again
+            log(_logger, logging.WARNING, "image is not cached", {"model": filling.spec.model, "why": filling.shortage})
         if not self._closed and not filling.ended.done():
             filling.ended.set_result(Filled(not filling.left, filling.damage))
 
@@ -123,6 +130,8 @@ class ImageFiller:
                     images[rank].read(piece, buffers)
                     with self._taking:
                         filling.left -= 1
+        except ImageNotOpened as shortage:  # other lanes may do without this one
+            filling.shortage = str(shortage)
         except ImageDamaged as damage:
             filling.damage, filling.stopped = str(damage), True
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from aegis.core.ids import InstanceId, ModelId, PageRun
 from aegis.core.messages import EvictImage, FromInstance, GrantPages, ImageCached, ImageEvicted, ToInstance
 from aegis.core.model import IMAGE_EXTENT_BYTES, IMAGE_PIECE_BYTES, ModelSpec
 from aegis.core.request import EventHandle
+from aegis.device import image_file
 from aegis.device.cached_images import CachedImages
 from aegis.device.cpu.device import CpuDevice
 from aegis.device.cpu.pool import CpuPool
@@ -194,6 +196,30 @@ def test_a_damaged_image_is_told_and_its_extents_are_free(fault: str, specs: lis
         cache.use(bad.model, 0)
         await wire.until(lambda: wire.told)
         assert wire.cached(bad)
+
+    serving(4, script)
+
+
+def test_an_image_for_which_no_file_can_be_opened_is_not_damaged(
+    specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was made again from its checkpoint, and the model failed where that was gone."""
+
+    def refused(path: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def script(cache: ImageCache, wire: Wire) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(image_file.os, "open", refused)
+            cache.add(specs[0], pinned=False)
+            async with asyncio.timeout(WAIT_S):
+                while cache.state(specs[0].model) is not State.ABSENT:
+                    await asyncio.sleep(0.01)
+        assert not wire.damage and not wire.told
+        assert caplog.messages == ["image is not cached"]
+        cache.use(specs[0].model, 0)
+        await wire.until(lambda: wire.told)
+        assert wire.cached(specs[0])
 
     serving(4, script)
 
