@@ -38,12 +38,20 @@ _NEVER = 10**17  # the number of a span that no server lives to see
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
-    """Those that are trusted, also by SSL_CERT_FILE. httpx would load them for each request, for 20 ms; `aegis top`
-    makes several a second."""
+def _certificates(*, tls: bool) -> ssl.SSLContext:
+    """Those that are trusted, also by SSL_CERT_FILE; none where there is no TLS. httpx would load them for each
+    request, for 20 ms; `aegis top` makes several a second. Raises UserError where that file cannot be read."""
+    import ssl
+
     import httpx
 
-    return httpx.create_ssl_context(trust_env=True)
+    if not tls:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        return httpx.create_ssl_context(trust_env=True)
+    except OSError as error:  # also of OpenSSL
+        reason = "it holds no certificates, PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise UserError(f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}: {reason}") from None
 
 
 def check_address(url: str, option: str = "--url") -> None:
@@ -239,7 +247,7 @@ class AdminClient:
                 headers=headers,
                 timeout=timeout,
                 trust_env=False,
-                verify=_certificates(),
+                verify=_certificates(tls=self._url.startswith("https:")),
             )
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the last: no host can have such a name
             if mistake := tls_mistake(self._url, error):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
+from aegis import admin_client
 from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake
 from aegis.core.errors import UserError
 from aegis.telemetry.live_view import SeenUntil
@@ -115,6 +117,19 @@ def test_an_answer_that_cannot_be_decoded_is_none_of_a_server() -> None:
         with pytest.raises(UserError, match=r"^no server at "):
             AdminClient(f"http://127.0.0.1:{listener.getsockname()[1]}").models()
         answering.join()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("gone", "No such file or directory"), ("text", "it holds no certifi")])
+def test_certificates_that_cannot_be_read_are_told_where_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    (tmp_path / "text").write_text("no PEM")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / name))
+    monkeypatch.setattr(admin_client, "_certificates", admin_client._certificates.__wrapped__)
+    with pytest.raises(UserError, match=rf"^SSL_CERT_FILE: {tmp_path}/{name}: {reason}"):
+        AdminClient("https://127.0.0.1:1").models()
+    with pytest.raises(UserError, match=r"^no server at http://127\.0\.0\.1:1 "):
+        AdminClient("http://127.0.0.1:1").models()
 
 
 def test_what_is_live_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
