@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from aegis.cli.interrupt import ended_by_interrupt
-from aegis.cli.standard_streams import open_closed_streams
+from aegis.cli.standard_streams import prepare_streams
 
 
 def main() -> None:
     """The `aegis` command."""
-    open_closed_streams()
+    prepare_streams()
     try:
         with ended_by_interrupt():
             from aegis.cli.commands import built, run
