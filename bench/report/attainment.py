@@ -21,7 +21,7 @@ _TITLES = {"models": "number of models", "rps": "requests per second and model"}
 
 def attainment(folder: Folder) -> Markup:
     swept = [sweep for sweep in folder.sweeps if sweep.key is not None]
-    timed = [run for run in folder.runs if run.records]
+    timed = [run for run in folder.runs if any(record.output_tokens for record in run.records)]
     cards = [_sweep(sweep) for sweep in swept] + ([_over_time(timed)] if timed else [])
     return section(
         "attainment",

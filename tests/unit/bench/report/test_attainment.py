@@ -5,12 +5,15 @@ from html import unescape
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
+from aegis.telemetry import files
 from bench.report.attainment import attainment, published
 from bench.report.folder import read
 from bench.simulate.references import CLAIMS, Comparison
 from bench.simulate.suite_run import Choice, run
 from bench.simulate.suites import SUITES, suite
+from tests.unit.bench.report.made import record
 
 
 def visible(html: str) -> str:
@@ -43,3 +46,11 @@ def test_a_difference_is_told_with_its_sign(tmp_path: Path) -> None:
 def test_without_a_suite_the_section_says_what_writes_one(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_bytes(msgspec.json.encode({"curves": []}))
     assert "No published figures of" in visible(published(read(tmp_path)))
+
+
+def test_requests_that_asked_for_no_token_have_no_share_over_time(tmp_path: Path) -> None:
+    nothing = structs.replace(record(1, 0, 5, 5), output_tokens=0, on_time=0)
+    files.write(tmp_path / "a.records.jsonl", [nothing])
+    assert "By time of arrival" not in visible(attainment(read(tmp_path)))
+    files.write(tmp_path / "a.records.jsonl", [nothing, record(2, 1, 5, 9)])
+    assert "By time of arrival" in visible(attainment(read(tmp_path)))
