@@ -13,7 +13,7 @@ from aegis.engine.vllm import version as vllm_version
 from aegis.models.checkpoint import SMALL_JSON_BYTES_MAX, TEMPLATES, VOCABULARIES, Checkpoint
 from aegis.models.pooling_files import MODULES
 
-IMAGE_FORMAT = 2
+IMAGE_FORMAT = 3
 
 QUANTISATION = 1
 """Counts the ways in which we have chosen integers and laid them out."""
