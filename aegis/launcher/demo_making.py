@@ -12,6 +12,7 @@ from asyncio.subprocess import Process
 from collections.abc import Sequence
 from pathlib import Path
 
+from aegis.config.paths import refusing
 from aegis.core.errors import ModelRefused, UserError
 from aegis.models.cache import default_cache_dir, made
 from aegis.models.sources import Source, is_checkpoint
@@ -32,7 +33,8 @@ async def make_first_models() -> None:
     from aegis.models.demo.market import WORKERS, missing_models
     from aegis.models.demo.recipes import RECIPES
 
-    missing = missing_models(default_cache_dir())
+    with refusing("AEGIS_CACHE", str(default_cache_dir())):  # which may have a name that is too long
+        missing = missing_models(default_cache_dir())
     if len(missing) < len(RECIPES):
         return
     made(default_cache_dir())  # else the process that makes them would say so, and this one that it has

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from aegis.config.sources import load
 from aegis.core.errors import UserError
+from aegis.launcher.demo_making import make_first_models
 from aegis.launcher.launch import _example, refuse_unlaunchable
 
 
@@ -36,3 +39,9 @@ def test_the_example_is_for_a_shell_and_takes_the_key_from_its_variable(needs_ke
     assert told[:2] == ["-N", "http://127.0.0.1:8000/v1/completions"]
     assert ("Authorization: Bearer sk-1" in told) == needs_key and "sk-1" not in example
     assert json.loads(told[-1])["model"] == "llama"
+
+
+def test_a_cache_that_cannot_be_looked_at_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEGIS_CACHE", str(tmp_path / ("x" * 300)))
+    with pytest.raises(UserError, match=r"^AEGIS_CACHE: .*: File name too long$"):
+        asyncio.run(make_first_models())
