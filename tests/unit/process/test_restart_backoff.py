@@ -31,6 +31,15 @@ def test_what_never_serves_is_given_up() -> None:
     assert starts == 5
 
 
+def test_what_has_served_is_tried_again_for_minutes_and_not_for_ever() -> None:
+    restarts, paused_s = RestartBackoff(), 0.0
+    restarts.ended(served=True, after_s=LATE)
+    while not restarts.given_up:
+        restarts.failed()
+        paused_s += restarts.pause_s
+    assert 100 < paused_s < 200
+
+
 def test_serving_once_is_a_new_beginning() -> None:
     restarts = RestartBackoff()
     for _ in range(4):
