@@ -8,7 +8,7 @@ import pytest
 
 from aegis.cli.commands import app
 from aegis.core.errors import UserError
-from prefill.core import PrefillCore
+from memory.handed_kv import HandedKv
 
 
 def call(*arguments: str) -> int:
@@ -25,7 +25,7 @@ def test_seeds_that_keep_the_laws_are_counted(capsys: pytest.CaptureFixture[str]
 def test_one_that_breaks_a_law_is_named_with_what_plays_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(PrefillCore, "_release", lambda self, key: None)
+    monkeypatch.setattr(HandedKv, "release", lambda *_: None)
     assert call("--fault", "crash", "--seeds", "12", "--jobs", "1", "--last", "2") == 1
     first, second, command = capsys.readouterr().out.splitlines()[:3]
     assert first.startswith("  ") and second.startswith("  ")
