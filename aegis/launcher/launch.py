@@ -25,6 +25,7 @@ from aegis.core.api_keys import Keyring
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ProxyId
 from aegis.core.role import Role
+from aegis.core.wording import count
 from aegis.engine.vllm import version
 from aegis.launcher.config_watch import ConfigWatch
 from aegis.launcher.configured_models import sources_of
@@ -306,7 +307,7 @@ def _announce(
     served: list[CatalogueModel] = list(market.queries.models().values())
     lazy = [name for name, each in market.node.catalogue.coming().items() if each.lazy]
     out = Console(highlight=False, soft_wrap=True)
-    out.print(f"aegis serves {len(served) + len(lazy)} models on {url}")
+    out.print(f"aegis serves {count(len(served) + len(lazy), 'model')} on {url}")
     for model in served:
         manifest = model.spec.manifest
         size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,9 +68,8 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         said = log.read_text(encoding="utf-8", errors="replace")
-        _, _, rest = said.partition(" models on ")
-        if "\n" in rest:
-            return rest.split()[0]
+        if told := re.search(r"^aegis serves \d+ models? on (\S+)\n", said, re.MULTILINE):
+            return told[1]
         if process.poll() is not None:
             raise UserError(f"the server did not come up: {' '.join(said.split()[-40:])}")
         time.sleep(_POLL_S)

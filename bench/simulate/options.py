@@ -12,6 +12,7 @@ from msgspec import Struct
 from aegis.config.sizes import parse_size
 from aegis.config.slo import parse_slo
 from aegis.config.values import DEFAULT_POLICY
+from aegis.core import wording
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
 from aegis.core.model import WeightsName
@@ -429,7 +430,7 @@ def run_faults(given: Mapping[str, Any]) -> int:
     found = [one for some in each(work, chunks, jobs=given["jobs"] or cores(), title="playing") for one in some]
     for one in found:
         print(_broken_law(one, kinds))
-    print(f"{count} seeds, {len(found)} of them broke a law")
+    print(f"{wording.count(count, 'seed')}, {len(found)} of them broke a law")
     return int(bool(found))
 
 

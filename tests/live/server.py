@@ -103,7 +103,7 @@ class Server:
     def _is_up(self) -> bool:
         assert self.process.poll() is None, f"aegis launch ended with code {self.process.returncode}:\n{self.output()}"
         if not self.url:
-            told = re.search(r" models on (https?://\S+)\n", self.output())
+            told = re.search(r" models? on (https?://\S+)\n", self.output())
             if not told:
                 return False
             self.url = told[1]

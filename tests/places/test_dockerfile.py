@@ -63,7 +63,7 @@ def test_the_image_serves(tmp_path: Path, checkpoints_dir: Path) -> None:
     try:
 
         def port() -> str:
-            found = re.search(r" models on http://[\d.]+:(\d+)", log.read_text())
+            found = re.search(r" models? on http://[\d.]+:(\d+)", log.read_text())
             assert server.poll() is None, log.read_text()
             return found[1] if found else ""
 
