@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -23,13 +24,21 @@ from proxy.http.responses.background import BACKGROUND_MAX, BackgroundResponses
 from proxy.http.responses.stored_responses import ResponseMemory
 from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.unit.proxy.http.responses.test_responses import PATH, ask, id_of_request, stalled
-from tests.unit.proxy.http.scripted import TEXTS, calling, keyring, market, post, tokens
+from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, calling, keyring, market, post, tokens
 
 
 async def turns(count: int) -> None:
     """Of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def client_of(behind: ScriptedMarket) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_store(RedisSettings()) as store:
+        app = create_app(behind, records=store.records, texts=TEXTS)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
+            yield client
 
 
 async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
@@ -141,20 +150,18 @@ def test_a_response_whose_request_another_client_has_answered_comes_when_that_on
     async def main() -> None:
         may_end = asyncio.Event()
         behind = market(lambda *_: [Delta(tokens("ab")), may_end.wait(), Finished(FinishReason.STOP)])
-        async with open_store(RedisSettings()) as store:
-            app = create_app(behind, records=store.records, texts=TEXTS)
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
-                same = {"x-request-id": "r"}
-                leaving = asyncio.create_task(client.post(PATH, json=ask(store=False), headers=same))
-                async with asyncio.timeout(20):
-                    while not behind.handles:
-                        await asyncio.sleep(0)
-                    begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
-                    await asyncio.sleep(0.1)
-                    assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun and len(behind.handles) == 1
-                    leaving.cancel()
-                    may_end.set()
-                    assert (await ended(client, begun["id"]))["status"] == "completed"
+        async with client_of(behind) as client:
+            same = {"x-request-id": "r"}
+            leaving = asyncio.create_task(client.post(PATH, json=ask(store=False), headers=same))
+            async with asyncio.timeout(20):
+                while not behind.handles:
+                    await asyncio.sleep(0)
+                begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
+                await asyncio.sleep(0.1)
+                assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun and len(behind.handles) == 1
+                leaving.cancel()
+                may_end.set()
+                assert (await ended(client, begun["id"]))["status"] == "completed"
         assert len(behind.handles) == 2
 
     asyncio.run(main())
@@ -164,18 +171,16 @@ def test_a_response_can_be_cancelled_after_a_retry_that_was_refused() -> None:
     behind, response_id = market(stalled), id_of_request("r")
 
     async def main() -> None:
-        async with open_store(RedisSettings()) as store:
-            app = create_app(behind, records=store.records, texts=TEXTS)
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
-                same = {"x-request-id": "r"}
-                asking = asyncio.create_task(client.post(PATH, json=ask(stream=True), headers=same))
-                async with asyncio.timeout(20):
-                    while not behind.handles:
-                        await asyncio.sleep(0)
-                    assert (await client.post(PATH, json=ask(stream=True), headers=same)).status_code == 409
-                    cancelled = await client.post(f"{PATH}/{response_id}/cancel")
-                    assert cancelled.json()["status"] == "cancelled"
-                    await asking
+        async with client_of(behind) as client:
+            same = {"x-request-id": "r"}
+            asking = asyncio.create_task(client.post(PATH, json=ask(stream=True), headers=same))
+            async with asyncio.timeout(20):
+                while not behind.handles:
+                    await asyncio.sleep(0)
+                assert (await client.post(PATH, json=ask(stream=True), headers=same)).status_code == 409
+                cancelled = await client.post(f"{PATH}/{response_id}/cancel")
+                assert cancelled.json()["status"] == "cancelled"
+                await asking
 
     asyncio.run(main())
 
