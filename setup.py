@@ -74,6 +74,7 @@ COMPILED = (
     "proxy/routing/demand.py",
     "proxy/routing/moves.py",
     "proxy/routing/pace.py",
+    "proxy/routing/patience.py",
     "proxy/routing/router.py",
     "proxy/routing/sessions.py",
 )

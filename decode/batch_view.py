@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 from typing import Final, NamedTuple
 
+from aegis.core.effects import Row
 from aegis.core.estimators import Latency
 from aegis.core.events import Stepped
 from aegis.core.model import Slo
@@ -36,10 +37,13 @@ class BatchViews:
         self._models = models
         self._change_times = change_times
 
-    def ran(self, streams: tuple[Sequence, ...], event: Stepped, now_ns: int) -> None:
-        """A run has ended, in which `streams` had steps, and their tokens are not counted yet. A step of a batch counts
-        by those of its rows that had it."""
-        turn = self.work.turn
+    def ran(self, stepped: tuple[Sequence, ...], prompts: tuple[Row, ...], event: Stepped, now_ns: int) -> None:
+        """A run has ended, in which the first of those that `stepped` had rows of `prompts` and the others steps, and
+        their tokens are not counted yet. A step of a batch counts by those of its rows that had it."""
+        turn, streams = self.work.turn, stepped[len(prompts) :]
+        if prompts:
+            latency = self.step_times.latency[stepped[0].job.model]
+            self._change_times.counts(0, sum([latency.prefill_ns(row.stop, row.start) for row in prompts]))
         if streams:
             model, rows, of = streams[0].job.model, len(streams), len(streams)
             if turn and turn.batch.model == model and not event.lane:

@@ -116,7 +116,7 @@ class DecodeCore:
         self._kv = KvSwap(ledger, self.counters, send, reuses=reuses)
         self._arrivals = Arrivals(ledger, self._kv, self.counters, send, self._give_up)
         self._change_times = ChangeTimes()
-        self._step_times = StepTimes(hardware)
+        self._step_times = StepTimes(hardware, self._change_times)
         self._models = InstanceModels(ledger, send)
         self._views = BatchViews(ledger, self._work, self._models, self._step_times, self._change_times)
         self._phases = Phases(self.counters, self._effects)
@@ -285,7 +285,7 @@ class DecodeCore:
     def _stepped(self, event: Stepped, now_ns: int) -> None:
         stepped, prompts = self._ended(event.lane)
         streams = stepped[len(prompts) :]
-        self._views.ran(streams, event, now_ns)
+        self._views.ran(stepped, prompts, event, now_ns)
         if prompts:
             self._prefilled(stepped[: len(prompts)], prompts, streams, event, now_ns)
         if streams:
@@ -572,7 +572,7 @@ class DecodeCore:
         model = self._models.active = turn.batch.model
         self.ledger.weights.used(model)
         self.counters.switches += 1
-        done = turn.switching.done(now_ns, self.ledger.specs[model], self._change_times.steps_share)
+        done = turn.switching.done(now_ns, self.ledger.specs[model], self._change_times.work_share)
         if not done.prefetched:
             self._step_times.latency[model].saw_switch(done.copy_ns)
         self._effects.send(done)

@@ -21,10 +21,10 @@ class ChangeTimes:
     passed before a run although nothing had to be waited for, and that its steps do not account for, compared with runs
     without a change. `stall_ns`: the time without a run before the first one of another batch than the last one's, with
     all that it waited for, be it weights or KV; what came in during the run before is not in it. None: there was none.
-    `steps_share`: the part of the time in which there was work that steps account for, by their estimates. The rest
-    went into prompts, changes, rows that were not there, and what no estimate knows. Where two batches have steps at a
-    time it may be more than all. `abreast`: of the time of the turns' runs, the part in which another batch had steps
-    beside them.
+    `steps_share`: the part of the time in which there was work that steps account for, by their estimates, and
+    `work_share` that of steps and prompts. The rest went into changes, rows that were not there, and what no estimate
+    knows. Where two batches go on at a time they may be more than all. `abreast`: of the time of the turns' runs, the
+    part in which another batch had steps beside them.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,9 @@ class ChangeTimes:
         self._changes = False
         self._ended_ns: int | None = None
         self.steps_share = 1.0
-        self._counted_ns = 0.0
+        self.work_share = 1.0
+        self._steps_ns = 0.0
+        self._prompts_ns = 0.0
         self.abreast = 0.0
         self._beside_ns = 0
         self._beside_share = 0.0
@@ -55,9 +57,10 @@ class ChangeTimes:
             self._batch = batch
         self.begun_ns, self._changes = now_ns, changes
 
-    def counts(self, steps_ns: float) -> None:
-        """Steps of a run that has ended."""
-        self._counted_ns += steps_ns
+    def counts(self, steps_ns: float, prompts_ns: float = 0.0) -> None:
+        """Of a run that has ended, by their estimates."""
+        self._steps_ns += steps_ns
+        self._prompts_ns += prompts_ns
 
     def ran_beside(self, duration_ns: int) -> None:
         """Steps of another batch than the turn's, in a run that has ended."""
@@ -65,12 +68,14 @@ class ChangeTimes:
 
     def ended(self, duration_ns: int, now_ns: int, window_ns: int) -> None:
         """The run, of which its steps took that long. Shares are averages over the window."""
-        since_ns = self.begun_ns if self._ended_ns is None else self._ended_ns
-        spent_ns, counted_ns, self._counted_ns = max(now_ns - since_ns, 1), self._counted_ns, 0.0
+        spent_ns = max(now_ns - (self.begun_ns if self._ended_ns is None else self._ended_ns), 1)
+        steps_ns, work_ns = self._steps_ns, self._steps_ns + self._prompts_ns
+        self._steps_ns = self._prompts_ns = 0.0
         beside_ns = min(self._beside_ns, spent_ns)
         self._beside_ns -= beside_ns  # the rest was beside runs before this one
         newest = 1 - exp(-spent_ns / max(window_ns, 1))
-        self.steps_share += (min(counted_ns, spent_ns + beside_ns) / spent_ns - self.steps_share) * newest
+        self.steps_share += (min(steps_ns, spent_ns + beside_ns) / spent_ns - self.steps_share) * newest
+        self.work_share += (work_ns / spent_ns - self.work_share) * newest
         self._beside_share += (beside_ns / spent_ns - self._beside_share) * newest
         self._run_share += (min(duration_ns / spent_ns, 1.0) - self._run_share) * newest
         self.abreast = min(self._beside_share / self._run_share, 1.0) if self._run_share else 0.0
@@ -96,9 +101,10 @@ may be new."""
 class StepTimes:
     """The step times of one instance."""
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, change_times: ChangeTimes) -> None:
         self.latency: dict[ModelId, Latency] = {}
         self._hardware = hardware
+        self._change_times = change_times
         self._reported_ns: dict[ModelId, int] = {}
 
     def add(self, spec: ModelSpec) -> None:
@@ -113,7 +119,8 @@ class StepTimes:
         if reported_ns is not None and now_ns < reported_ns + _AGAIN_NS:
             return None
         self._reported_ns[model] = now_ns
-        return StepsTook(model, context_tokens, rows, latency.decode_ns(context_tokens, rows))
+        took_ns, work_share = latency.decode_ns(context_tokens, rows), self._change_times.work_share
+        return StepsTook(model, context_tokens, rows, took_ns, work_share)
 
     def forget(self, model: ModelId) -> None:
         del self.latency[model]

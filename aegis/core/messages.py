@@ -509,7 +509,7 @@ class SwitchDone(Struct, frozen=True, tag=True):
     copy_ns: int
     kv_ns: int
     nbytes: int
-    steps_share: float = 1.0  # of the instance's time lately; more than all where two batches have steps at a time
+    work_share: float = 1.0  # of the instance's time lately; more than all where two batches go on at a time
 
     @property
     def duration_ns(self) -> int:
@@ -524,6 +524,7 @@ class StepsTook(Struct, frozen=True, tag=True):
     context_tokens: int
     rows: int
     step_ns: int
+    work_share: float = 1.0  # as in `SwitchDone`
 
 
 class SlabsOfShape(Struct, frozen=True):

@@ -33,6 +33,7 @@ class Failure(StrEnum):
     SHUTTING_DOWN = "shutting_down"
     SLOW_GRAMMAR = "slow_grammar"
     SLOW_GRAMMARS = "slow_grammars"
+    WOULD_BE_LATE = "would_be_late"
 
 
 PLACES_NEED = "it takes more instances, more memory or another --policy"

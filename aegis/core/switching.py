@@ -23,7 +23,7 @@ class Switching:
         if self.loaded_ns is None:
             self.loaded_ns = now_ns
 
-    def done(self, now_ns: int, spec: ModelSpec, steps_share: float = 1.0) -> SwitchDone:
+    def done(self, now_ns: int, spec: ModelSpec, work_share: float = 1.0) -> SwitchDone:
         """The first step begins."""
         assert self.loaded_ns is not None
         copying_ns = self.wanted_ns if self.loading_ns is None else self.loading_ns
@@ -34,5 +34,5 @@ class Switching:
             copy_ns=self.loaded_ns - copying_ns,
             kv_ns=now_ns - self.loaded_ns,
             nbytes=spec.manifest.image_bytes,
-            steps_share=steps_share,
+            work_share=work_share,
         )

@@ -32,7 +32,7 @@ from aegis.core.messages import (
     UnloadModel,
 )
 from aegis.core.model import ModelSpec
-from aegis.core.request import Job, Sampling
+from aegis.core.request import Failure, Job, Sampling
 from aegis.core.views import Work
 from aegis.sim.effects import RouterEffects
 from aegis.sim.event_queue import EventQueue
@@ -256,7 +256,7 @@ class SimMarket:
         self._reused.note(request, wanted.reused_tokens, len(job.prompt))
         spec = self._specs[model]
         self._fates[request] = _Fate(job, wanted.model, spec, wanted.output_tokens, keep=self._keep_times)
-        self.tell(RequestArrived(job))
+        self.tell(RequestArrived(job, refusable=self._refuses_late))
         if wanted.leaves_ns is not None:
             self.agenda.at(wanted.leaves_ns, self.tell, ClientLeft(request))
 
@@ -288,7 +288,7 @@ class SimMarket:
                 arrival_ns=job.arrival_ns,
                 input_tokens=len(job.prompt),
                 output_tokens=fate.output_tokens,
-                ended=_ENDED[ended.state],
+                ended=REFUSED if ended.failure is Failure.WOULD_BE_LATE else _ENDED[ended.state],
                 on_time=fate.on_time,
                 first_ns=fate.first_ns,
                 last_ns=fate.last_ns,

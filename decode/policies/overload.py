@@ -6,12 +6,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aegis.core.views import BatchView
+from aegis.core.views import LATE_WEIGHT, BatchView
 from decode.slack import begin_by_ns
-
-_LATE_WEIGHT = 4
-"""Time that is lost counts for no more than so many times the part of the requests that is late: the one of those
-tried that does well both with costs of GPUs and of a processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +61,7 @@ def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, Bat
     """The part of its time in which the instance does what needs count. Steps of those that would be kept are a part of
     what they need; if steps of whole batches have had less of the time, the rest went into what no estimate knows, be
     it prompts that come one after the other or rows whose KV was not there. That counts for no more than
-    `_LATE_WEIGHT` times the part of the requests that is late already: what is on time all the same is no loss. Where
+    `LATE_WEIGHT` times the part of the requests that is late already: what is on time all the same is no loss. Where
     two batches go on at a time there is more than all of the time: as much as steps were seen to have."""
     kept = _kept(densest, room)
     steps = spoken_for([batch for batch in batches if batch.batch in kept])
@@ -73,7 +69,7 @@ def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, Bat
     on_time, requests = sum([batch.on_time for batch in batches]), sum([len(batch.requests) for batch in batches])
     late = 1 - on_time / requests if requests else 0.0
     share = batches[0].steps_share
-    return min(max(share, 1.0), max(share * needs / steps if steps else 1.0, 1 - _LATE_WEIGHT * late))
+    return min(max(share, 1.0), max(share * needs / steps if steps else 1.0, 1 - LATE_WEIGHT * late))
 
 
 def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:

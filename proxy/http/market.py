@@ -50,17 +50,19 @@ class Finished(Struct, frozen=True):
 
 
 class Failed(Struct, frozen=True):
-    """Nothing follows. `status` is what a reply that has not begun answers with, where the kind does not say."""
+    """Nothing follows. `status` is what a reply that has not begun answers with, where the kind does not say. Who is
+    refused may ask again after `retry_after_s`."""
 
     message: str
     status: int = 500
     kind: Failure = Failure.GENERATION
+    retry_after_s: int | None = None
 
     def error(self) -> UserError:
         """The failure as the client is told of it."""
         status = _STATUS.get(self.kind, self.status)
-        fault = "server_error" if self.kind not in _OF_CLIENTS else "invalid_request_error"
-        return UserError(self.message, status=status, code=self.kind, kind=fault)
+        fault = _FAULT.get(self.kind, "server_error")
+        return UserError(self.message, status=status, code=self.kind, kind=fault, retry_after_s=self.retry_after_s)
 
 
 _STATUS = {
@@ -70,8 +72,13 @@ _STATUS = {
     Failure.SHUTTING_DOWN: 503,
     Failure.SLOW_GRAMMAR: 400,
     Failure.SLOW_GRAMMARS: 503,
+    Failure.WOULD_BE_LATE: 429,
 }
-_OF_CLIENTS = (Failure.MODEL_REMOVED, Failure.SLOW_GRAMMAR)
+_FAULT = {
+    Failure.MODEL_REMOVED: "invalid_request_error",
+    Failure.SLOW_GRAMMAR: "invalid_request_error",
+    Failure.WOULD_BE_LATE: "rate_limit_error",
+}
 
 
 Delivery = Delta | PromptScores | Reused | Finished | Failed

@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from aegis.core.api_keys import Caller, Keyring
-from aegis.core.clock import NS_PER_S, Clock
+from aegis.core.clock import Clock
 from aegis.core.decision import Decision
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId, nth_request
@@ -88,6 +88,7 @@ from proxy.routing.events import (
     SloSet,
     To,
 )
+from proxy.routing.patience import no_time_for, retry_after_s
 from proxy.routing.router import Router
 
 
@@ -207,7 +208,8 @@ class Proxy:
         self._next_request += 1
         request, now_ns = nth_request(self.number, self._next_request), self._clock.now_ns()
         slo = served.spec.slo
-        if self._refuses_late and not (sent or first_choice or among):  # what was begun goes on
+        refusable = self._refuses_late and not (sent or first_choice or among)  # what was begun goes on
+        if refusable:
             late_ns = self._core.admission.late_ns(Work(served.spec.base or model, len(prompt)), ranked, now_ns)
             if late_ns is not None:
                 log, tokens = self._history.requests, sampling.max_tokens
@@ -229,9 +231,8 @@ class Proxy:
             self._stages.arrived(request, model, slo, now_ns, prompt_tokens=len(prompt))
         base, adapter = (served.spec.base, model) if served.spec.base else (model, None)
         job = Job(request, 1, base, tuple(prompt), sampling, now_ns, sent, ranked, adapter=adapter)
-        self._happened(
-            RequestArrived(job, first_choice.request if isinstance(first_choice, LiveSequenceHandle) else None)
-        )
+        first = first_choice.request if isinstance(first_choice, LiveSequenceHandle) else None
+        self._happened(RequestArrived(job, first, refusable))
         return handle
 
     @property
@@ -410,8 +411,9 @@ class Proxy:
             handle.put(Finished(ended.reason))
         elif ended.state is State.FAILED:
             self._metrics.failed(ended.request)
-            self._history.requests.end(ended.request, "failed")
-            handle.put(Failed(ended.message, kind=ended.failure))
+            refused = ended.failure is Failure.WOULD_BE_LATE
+            self._history.requests.end(ended.request, REFUSED if refused else "failed")
+            handle.put(Failed(ended.message, kind=ended.failure, retry_after_s=ended.retry_s or None))
         else:
             self._metrics.cancelled(ended.request)
             self._history.requests.end(ended.request, "cancelled")
@@ -421,6 +423,5 @@ class Proxy:
 
 
 def _late(model: ModelId, late_ns: int) -> UserError:
-    retry_s = -(-late_ns // NS_PER_S)
-    message = f"there is no time for requests of model '{model}' now; try again in {retry_s} s"
-    return too_many(message, retry_s, "would_be_late")
+    retry_s = retry_after_s(late_ns)
+    return too_many(no_time_for(model, retry_s), retry_s, Failure.WOULD_BE_LATE)

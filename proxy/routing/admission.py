@@ -6,18 +6,20 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
     priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
-(2) What those before it want of the time goes as their answers end, which have about `ANSWER_TOKENS` yet. Until there
-    is room for its model's steps beside theirs, nobody runs it.
+(2) What those before it and the others of its model want of the time goes as their answers end, which have about
+    `ANSWER_TOKENS` yet. Until there is room for the steps of all of them, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
-(4) Where the instance makes fewer tokens than its streams want (`proxy.routing.pace`), although by these estimates
-    there is time for all, everything takes longer than they say. As the instance knows of nobody whom to put off,
-    all come before who is new: it waits until there is time for all (2), and for all prefills.
-(5) Where two batches go on at a time (`decode.policies.companions`), an instance has more time than one after the other
-    would have: as much as steps were seen to account for (`decode.step_times`).
+(4) All that counts in what an instance has time for: as much as steps and prompts were seen to account for
+    (`decode.step_times`). That is more than its time where two batches go on at a time. It is less where time goes into
+    what no estimate knows, or steps take longer than they are said to. That counts for no more than `LATE_WEIGHT` times
+    the part of the tokens that streams lack (`proxy.routing.pace`), as in `decode.policies.overload`: if none are
+    missing, there is time yet.
 
-It is late if that takes more than its TTFT on each instance; or, if its own would be one of (4), there. Once a model
-has been refused, its next request is taken if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not
-change with every request that comes or ends.
+It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is taken
+if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes or
+ends. Who was taken may wait longer all the same: for others that came after it and make more tokens on time, or as
+estimates err. It is refused after some time (`proxy.routing.patience`), if it has no token yet and its instance has not
+the time for all there.
 
 Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
 want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before
@@ -39,7 +41,7 @@ from aegis.core.estimators import Latency
 from aegis.core.ids import InstanceId, ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Job
-from aegis.core.views import ANSWER_TOKENS, PPM, PrefillPolicy, Work, worth_of
+from aegis.core.views import ANSWER_TOKENS, LATE_WEIGHT, PPM, PrefillPolicy, Work, worth_of
 from proxy.routing.decode_lists import DecodeLists
 from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
@@ -69,31 +71,19 @@ class Claim:
 
 def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. The instance
-    has so many times the `time` of one batch after the other."""
+    does so much of what they want in its `time`."""
     density = own.density
-    before = [claim for claim in others if claim.density >= density]
-    together, prefill_ns, steps_ppm, weighed_ns = own.demand, own.prefill_ns, 0, 0
-    for claim in before:
+    together, prefill_ns, steps_ppm, weighed_ns = NOTHING, 0, 0, 0
+    for claim in (own, *[claim for claim in others if claim.density >= density]):
         together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
         steps_ppm += claim.demand.steps_ppm
         weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
-    alone = own.demand.load_ppm / PPM
-    wanted, room = together.load_ppm / PPM - alone, max(time - alone, LEAST_SHARE)
+    wanted, alone, room = together.load_ppm / PPM, own.demand.load_ppm / PPM, max(time, LEAST_SHARE)
     if wanted <= room:
-        return round(prefill_ns / max(time - wanted, LEAST_SHARE))
+        return round(prefill_ns / max(room - wanted + alone, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
-    return round(starts_ns + prefill_ns / max(time - room, LEAST_SHARE))
-
-
-def wait_behind_ns(own: Claim, others: Iterable[Claim], stretch: float) -> int:
-    """The same where all that is there, its own model's requests too, takes `stretch` times the time there is."""
-    prefill_ns, steps_ppm, weighed_ns = 0, 0, 0
-    for claim in (own, *others):
-        prefill_ns += claim.prefill_ns
-        steps_ppm += claim.demand.steps_ppm
-        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
-    return round(ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(stretch) + prefill_ns)
+    return round(starts_ns + prefill_ns / max(min(alone, room), LEAST_SHARE))
 
 
 class Admission:
@@ -109,9 +99,7 @@ class Admission:
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
         demand_of: Callable[[ModelId, int], Demand],
-        chosen: Callable[[Work], InstanceId | None],
     ) -> None:
-        """`chosen` is the instance that the work would be placed on."""
         self._prefill_policy = prefill_policy
         self._specs = specs
         self._latency = latency
@@ -120,7 +108,6 @@ class Admission:
         self._first_tokens = first_tokens
         self._mixed = mixed
         self._demand_of = demand_of
-        self._chosen = chosen
         self._pace = Pace()
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
@@ -174,30 +161,39 @@ class Admission:
         self._refused.add(work.model)
         return expected_ns - limit_ns
 
+    def given_up_ns(self, job: Job, place: InstanceId | None, now_ns: int) -> int | None:
+        """By how much the first token of a request like this one would be late, if the one that has waited for so long
+        at that `place` is to wait no more: there is not the time for all there."""
+        ttft_ns = self._specs[job.model].slo.ttft_ns
+        if place is None or not self._wants_more(place, ttft_ns, now_ns):
+            return None
+        expected_ns = self.expected_ns(Work(job.model, job.prefill_tokens), job.priority, now_ns=now_ns)
+        return max((expected_ns or 0) - ttft_ns, 0)
+
     def expected_ns(self, work: Work, priority: int = 0, *, now_ns: int) -> int | None:
         """Until its first token, where that comes first; None if there is no estimate."""
         if work.model not in self._latency:
             return None
-        waits_ns = [self._wait_ns(work, priority, instance, now_ns) for instance in self._asked(work, now_ns)]
+        waits_ns = [self._wait_ns(work, priority, instance, now_ns) for instance in self._decodes.instances()]
         if not self._prefills:
             return min(waits_ns, default=None) if self._mixed else None
         chosen = self._prefill_policy.place(work, self._prefills)
         return max(self._prefills.expected_ns(chosen, work), min(waits_ns, default=0))
 
-    def _asked(self, work: Work, now_ns: int) -> Iterable[InstanceId]:
-        """The instances that may serve it: where it would go if that is behind, for nobody helps; else, as estimates
-        err and models move, any."""
-        chosen = self._chosen(work) if self._decodes else None
-        return (chosen,) if chosen is not None and self._behind(chosen, now_ns) else self._decodes.instances()
+    def _time(self, instance: InstanceId, now_ns: int) -> float:
+        """What the instance does of what is wanted, in its time."""
+        return max(self._decodes.work_share(instance), 1 - LATE_WEIGHT * self._pace.lack(instance, now_ns))
 
-    def _behind(self, instance: InstanceId, now_ns: int) -> float:
-        """How many times its time the requests there want, the one that comes included, if more than all, although by
-        the estimates there is time for all of them; else 0. Those that wait for their first token want as much as those
-        that have it."""
-        if self._decodes.load_ppm(instance) > PPM:
-            return 0.0  # it keeps the densest on time, and the others are behind
-        requests = sum([load.requests for load in self._decodes.own(instance)])
-        return self._pace.stretch(instance, now_ns, requests + 1 - self._pace.streams(instance))
+    def _wants_more(self, instance: InstanceId, ttft_ns: int, now_ns: int) -> bool:
+        """Whether those there want more of the instance's time than it has."""
+        if instance in self._prefills:
+            return self._prefills.load_ns(instance) > ttft_ns
+        if instance not in self._decodes:
+            return False
+        wanted = NOTHING
+        for load in self._decodes.placed_loads(instance):
+            wanted = wanted.instead(NOTHING, self._demand(load.model, load.requests, load.tokens))
+        return wanted.load_ppm > PPM * self._time(instance, now_ns)
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -231,10 +227,7 @@ class Admission:
             switch_ns = 0 if model in active or model in prefills else latency.switch_ns()
             prefill_ns = prefills.get(model, 0) + switch_ns + latency.prefill_ns(work.tokens)
         own = self._claim(instance, model, requests, tokens, prefill_ns, worth)
-        stretch = self._behind(instance, now_ns)
-        if stretch:
-            return wait_behind_ns(own, others, stretch)
-        return wait_ns(own, others, max(self._decodes.steps_share(instance), 1.0))
+        return wait_ns(own, others, self._time(instance, now_ns))
 
     def _prefills_ns(
         self, instance: InstanceId, active: Container[ModelId], foreign: Iterable[ModelLoad]
@@ -253,4 +246,12 @@ class Admission:
         each that this proxy has not placed."""
         slo = self._specs[model].slo
         worth = requests + self._more.get((instance, model), 0.0) + more
-        return Claim(self._demand_of(model, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
+        return Claim(self._demand(model, requests, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
+
+    def _demand(self, model: ModelId, requests: int, tokens: int) -> Demand:
+        """Each batch has steps of its own: a model whose batches are small, because little of its KV fits, makes fewer
+        tokens in the same time."""
+        batches = max(self._decodes.batches_of(model, requests, tokens), 1)
+        step_ns = self._latency[model].decode_ns(tokens // batches, requests // batches)
+        steps_ppm = PPM * batches * step_ns // self._specs[model].slo.tbt_ns
+        return self._demand_of(model, tokens)._replace(steps_ppm=steps_ppm)

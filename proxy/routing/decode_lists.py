@@ -48,7 +48,7 @@ class _List:
     placed: dict[ModelId, int] = field(default_factory=dict)  # in order of use, and the bytes of its weights
     settled: dict[ModelId, None] = field(default_factory=dict)  # models whose last request went there
     active: ModelId | None = None
-    steps_share: float = 1.0
+    work_share: float = 1.0
     last_token_ns: int = 0
 
 
@@ -107,6 +107,11 @@ class DecodeLists:
     def batches(self, instance: InstanceId) -> int:
         return self._lists[instance].length.batches
 
+    def batches_of(self, model: ModelId, requests: int, tokens: int) -> int:
+        """Requests with so many tokens in all make so many batches, whose size is bounded by the KV capacity of the
+        device (Aegaeon Alg. 2, line 2)."""
+        return max(-(-tokens // max(self._capacity_tokens[model], 1)), -(-requests // self._max_batch))
+
     def shares(self, model: ModelId) -> Sequence[Share]:
         return self._shares.get(model, ())
 
@@ -118,9 +123,9 @@ class DecodeLists:
         active = self._lists[instance].active
         return () if active is None else (active,)
 
-    def steps_share(self, instance: InstanceId) -> float:
-        """The part of its time for which steps of whole batches accounted, as it said last."""
-        return self._lists[instance].steps_share
+    def work_share(self, instance: InstanceId) -> float:
+        """The part of its time for which steps and prompts accounted, as it said last."""
+        return self._lists[instance].work_share
 
     def tail(self, instance: InstanceId) -> Tail:
         known = self._lists[instance]
@@ -221,10 +226,14 @@ class DecodeLists:
         renew(self._by_pressure, known.pressure, None)
         self._repriced.pop(instance, None)
 
-    def switched(self, instance: InstanceId, model: ModelId | None, steps_share: float = 1.0) -> None:
-        """The instance runs `model` now, and steps of whole batches have accounted for that share of its time."""
+    def worked(self, instance: InstanceId, work_share: float) -> None:
+        """Steps and prompts have accounted for that share of the instance's time. It need not be one of these."""
+        if instance in self._lists:
+            self._lists[instance].work_share = work_share
+
+    def switched(self, instance: InstanceId, model: ModelId | None) -> None:
+        """The instance runs `model` now."""
         known = self._lists[instance]
-        known.steps_share = steps_share
         if known.active is not None:
             renew(self._active[known.active], instance, None)
         if model is not None:
@@ -336,13 +345,12 @@ class DecodeLists:
             self._instances_of[model].append(known.length.instance)
 
     def _share(self, known: _List, model: ModelId, held: _Held) -> None:
-        """Batch sizes are bounded by the KV capacity of the device (Aegaeon Alg. 2, line 2)."""
         capacity, requests, shown, length = self._capacity_tokens[model], len(held.requests), held.share, known.length
         tokens = held.tokens
         if held.foreign:
             requests += held.foreign.requests
             tokens += held.foreign.tokens
-        batches = max(-(-tokens // max(capacity, 1)), -(-requests // self._max_batch))
+        batches = self.batches_of(model, requests, tokens)
         room_tokens = batches * capacity - tokens if requests < batches * self._max_batch else 0
         held.share = Share(length.instance, requests, batches, room_tokens) if requests else None
         known.changed[model] = self._repriced[length.instance] = None

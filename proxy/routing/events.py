@@ -17,10 +17,12 @@ from aegis.core.views import PPM
 
 
 class RequestArrived(Struct, frozen=True):
-    """`first_choice`: the first choice of the same call, which has the same prompt."""
+    """`first_choice`: the first choice of the same call, which has the same prompt. One that is `refusable` may end in
+    a refusal as long as it has no token (`proxy.routing.admission`)."""
 
     job: Job
     first_choice: RequestId | None = None
+    refusable: bool = False
 
 
 class ClientLeft(Struct, frozen=True):
@@ -173,13 +175,15 @@ class DeliverReused(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client, and its kind."""
+    """The terminal reply. With `state` FINISHED a reason, with FAILED a message for the client, and its kind. Who is
+    refused may ask again after `retry_s`."""
 
     request: RequestId
     state: State
     reason: FinishReason | None = None
     message: str = ""
     failure: Failure = Failure.GENERATION
+    retry_s: int = 0
 
 
 class Replayed(Struct, frozen=True):

@@ -9,29 +9,36 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.model import Slo
 
+_NEWEST_SHARE: Final = 1 / 4
+
 
 @dataclass(slots=True)
 class _Paced:
-    """`wanted` and `made` are tokens: of the window before, and of this one, which began at `window_ns`. A window is a
-    TTFT long, the shortest of those streams that have been there since there was none: a deadline that is missed for
-    less than that is made up for. A stream with a shorter one begins a new window: of the tokens that were made before
-    it is not known when they came. `rate` is what streams want now, in tokens per nanosecond."""
+    """`wanted` and `made` are tokens of the window that began at `window_ns`. A window is a TTFT long, the shortest of
+    those streams that have been there since there was none: a deadline that is missed for less than that is made up
+    for. A stream with a shorter one begins a new window: of the tokens that were made before it is not known when they
+    came. `rate` is what streams want now, in tokens per nanosecond. `lack` is the average of the windows that have
+    ended, in which each has `_NEWEST_SHARE` when it ends."""
 
     length_ns: int = 0
     streams: dict[RequestId, float] = field(default_factory=dict)
     rate: float = 0.0
     since_ns: int = 0  # `wanted` has everything before
     window_ns: int = 0
-    wanted: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    made: list[int] = field(default_factory=lambda: [0, 0])
+    wanted: float = 0.0
+    made: int = 0
+    lack: float = 0.0
 
     def begin(self, request: RequestId, slo: Slo, now_ns: int) -> None:
         if not self.streams:
             self.rate = 0.0
+            if self.length_ns:
+                self.until(now_ns)
             self._measure(slo.ttft_ns, now_ns)
         self.wants(request, slo, now_ns)
 
@@ -44,27 +51,32 @@ class _Paced:
         self.rate += rate - self.streams.get(request, 0.0)
         self.streams[request] = rate
 
-    def _measure(self, length_ns: int, now_ns: int) -> None:
-        """From now on, in windows of this length."""
-        self.length_ns, self.since_ns, self.window_ns = length_ns, now_ns, now_ns
-        self.wanted, self.made = [0.0, 0.0], [0, 0]
-
     def until(self, now_ns: int) -> None:
         """Counts what was wanted."""
         if now_ns - self.window_ns >= self.length_ns:
             self._turn(now_ns)
-        self.wanted[1] += self.rate * (now_ns - self.since_ns)
+        self.wanted += self.rate * (now_ns - self.since_ns)
         self.since_ns = now_ns
 
+    def _measure(self, length_ns: int, now_ns: int) -> None:
+        """From now on, in windows of this length."""
+        self.length_ns, self.since_ns, self.window_ns = length_ns, now_ns, now_ns
+        self.wanted, self.made = 0.0, 0
+
     def _turn(self, now_ns: int) -> None:
-        whole = (now_ns - self.window_ns) // self.length_ns
-        end_ns = self.window_ns + whole * self.length_ns
-        if whole == 1:
-            last, made = self.wanted[1] + self.rate * (end_ns - self.since_ns), self.made[1]
-        else:
-            last, made = self.rate * self.length_ns, 0
-        self.wanted, self.made = [last, 0.0], [made, 0]
-        self.window_ns = self.since_ns = end_ns
+        """Windows have ended. All tokens that came are of the first one of them."""
+        ended = (now_ns - self.window_ns) // self.length_ns
+        first_ns, end_ns = self.window_ns + self.length_ns, self.window_ns + ended * self.length_ns
+        self._average(_lack(self.wanted + self.rate * (first_ns - self.since_ns), self.made), 1)
+        self._average(_lack(self.rate * self.length_ns, 0), ended - 1)
+        self._measure(self.length_ns, end_ns)
+
+    def _average(self, lack: float, windows: int) -> None:
+        self.lack += (lack - self.lack) * (1 - (1 - _NEWEST_SHARE) ** windows)
+
+
+def _lack(wanted: float, made: int) -> float:
+    return max(1 - made / wanted, 0.0) if wanted >= 1 else 0.0
 
 
 class Pace:
@@ -85,7 +97,7 @@ class Pace:
             paced.wants(request, slo, now_ns)
         elif now_ns - paced.window_ns >= paced.length_ns:
             paced.until(now_ns)
-        paced.made[1] += count
+        paced.made += count
 
     def left(self, instance: InstanceId, request: RequestId, now_ns: int) -> None:
         """The request is there no more; it may never have begun."""
@@ -98,21 +110,11 @@ class Pace:
     def down(self, instance: InstanceId) -> None:
         self._paced.pop(instance, None)
 
-    def stretch(self, instance: InstanceId, now_ns: int, coming: int = 0) -> float:
-        """How many times as fast as tokens came from there they were wanted, and are wanted now; `coming` requests want
-        as much as those that stream, but had no token yet. 0 where neither is more than all, or for less than a
-        window."""
+    def lack(self, instance: InstanceId, now_ns: int) -> float:
+        """The part of the tokens that streams there wanted which did not come, in a window: on average of the last
+        ones. More than were wanted in one do not make up for a lack in another one."""
         paced = self._paced.get(instance)
-        if paced is None or not paced.streams:
+        if paced is None:
             return 0.0
         paced.until(now_ns)
-        if not paced.wanted[0]:
-            return 0.0  # streams that have just begun have their tokens at the end of a run
-        made = max(sum(paced.made), 1)
-        now = paced.rate * (now_ns - paced.window_ns + paced.length_ns)
-        stretch = min(sum(paced.wanted), now) / made
-        return stretch * (1 + coming / len(paced.streams)) if stretch > 1 else 0.0
-
-    def streams(self, instance: InstanceId) -> int:
-        paced = self._paced.get(instance)
-        return len(paced.streams) if paced else 0
+        return paced.lack

@@ -11,7 +11,6 @@ twice, none left out, over all its attempts; (2) exactly one `Ended` per request
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -73,6 +72,7 @@ from proxy.routing.events import (
 )
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.moves import Moves, Placed, Places, kv_is_cheaper
+from proxy.routing.patience import Patience
 from proxy.routing.placement_views import PlacedLoad
 from proxy.routing.pool_sample import Arrivals, ModelSample, loads_of, model_samples
 from proxy.routing.prefill_queues import PrefillQueues
@@ -112,10 +112,8 @@ class Router:
         self._mixed: set[InstanceId] = set()
         self._away: set[ModelId] = set()  # whose weights cannot be loaded at the moment
         self._absent: set[InstanceId] = set()  # lost, and being started again
-        self._give_up_ns = give_up_ns
         self._reasons = PlaceReasons(prefill_policy, decode_policy) if explains else None
         self._now_ns = 0  # of the event
-        self._tokenless: deque[RequestId] = deque()  # in order of arrival; some have a token by now, or have ended
         self._handles: dict[tuple[RequestId, int], Handle] = {}  # adopted and not released
         self._arrivals = Arrivals()
         self.admission = Admission(
@@ -127,8 +125,8 @@ class Router:
             self._first_tokens,
             self._mixed,
             self._demand_of,
-            self._chosen,
         )
+        self._patience = Patience(self._sessions, self._ttft_ns, self.admission, give_up_ns)
         self._places = Places()
         self._moves = Moves()
         self._out: list[Effect] = []
@@ -140,11 +138,13 @@ class Router:
         match event:
             case MessageReceived():
                 self._on_message(event.instance, event.message, now_ns)
-            case RequestArrived(job, first_choice):
+                self._give_up_late(now_ns)
+            case RequestArrived(job, first_choice, refusable):
                 assert job.request not in self._sessions
                 self._arrivals.add(job.model, len(job.prompt))
                 self._sessions[job.request] = Session(job, first_choice=first_choice, sent=list(job.sent))
-                self._give_up_late(job.request, now_ns)
+                self._give_up_late(now_ns, arrival=True)
+                self._patience.watch(job, refusable=refusable)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
                 if request in self._sessions:
@@ -275,19 +275,10 @@ class Router:
         lacks = f"no instance has a place for model '{self._sessions[request].job.model}'"
         self._end(request, Step.FAIL, message=f"{lacks}; {PLACES_NEED}", failure=Failure.NO_PLACE)
 
-    def _give_up_late(self, newest: RequestId, now_ns: int) -> None:
-        if self._give_up_ns is None:
-            return
-        waiting = self._tokenless
-        waiting.append(newest)
-        while waiting:
-            session = self._sessions.get(waiting[0])
-            if session and not session.sent:
-                if now_ns - session.job.arrival_ns <= self._give_up_ns:
-                    return
-                self._stop_work(waiting[0])
-                self._end(waiting[0], Step.FAIL, message="it had no token for too long")
-            waiting.popleft()
+    def _give_up_late(self, now_ns: int, *, arrival: bool = False) -> None:
+        for late in self._patience.over(now_ns, arrival=arrival):
+            self._stop_work(late.request)
+            self._end(late.request, Step.FAIL, message=late.why, failure=late.kind, retry_s=late.retry_s)
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
@@ -301,7 +292,8 @@ class Router:
                 self._prefilled(message)
             case SwitchDone():
                 self._switched(instance, message)
-            case StepsTook(model, context_tokens, rows, step_ns):
+            case StepsTook(model, context_tokens, rows, step_ns, work_share):
+                self._decodes.worked(instance, work_share)
                 if (latency := self._latency.get(model)) and latency.saw_decode(context_tokens, step_ns, rows):
                     self._decodes.reprice(model)
             case KvReleased():
@@ -338,7 +330,8 @@ class Router:
         if instance in self._prefills:
             self._prefills.switched(instance, known)
         if instance in self._decodes:
-            self._decodes.switched(instance, known, message.steps_share)
+            self._decodes.switched(instance, known)
+        self._decodes.worked(instance, message.work_share)
         if latency and not message.prefetched and latency.saw_switch(message.copy_ns):
             self._prefills.reprice(model)
             self._decodes.reprice(model)
@@ -592,9 +585,10 @@ class Router:
         reason: FinishReason | None = None,
         message: str = "",
         failure: Failure = Failure.GENERATION,
+        retry_s: int = 0,
     ) -> None:
         session = self._sessions.pop(request)
         if self._reasons and step is Step.FAIL:
             spec = self._specs.get(session.job.model)
             self._out.append(refusal(session, spec.slo if spec else None, message, self._now_ns))
-        self._out.append(Ended(request, advance(session.state, step), reason, message, failure))
+        self._out.append(Ended(request, advance(session.state, step), reason, message, failure, retry_s))

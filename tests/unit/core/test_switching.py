@@ -31,4 +31,4 @@ def test_the_phases_add_up() -> None:
     switching = Switching(M, 7, loading_ns=11, loaded_ns=40)
     done = switching.done(55, SPEC, 1.5)
     assert done.make_room_ns + done.copy_ns + done.kv_ns == 55 - 7
-    assert done.steps_share == 1.5
+    assert done.work_share == 1.5

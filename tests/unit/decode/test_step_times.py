@@ -16,7 +16,7 @@ A, B = (make_spec(index, image_pages=3, block_bytes=1024) for index in range(2))
 
 def step_times() -> StepTimes:
     """Of an instance that has both models."""
-    times = StepTimes(Hardware())
+    times = StepTimes(Hardware(), ChangeTimes())
     times.add(A)
     times.add(B)
     return times
@@ -31,6 +31,18 @@ def test_it_is_said_at_once_and_then_seldom_of_each_model() -> None:
     said = [at for at in range(25) if saw(times, at * NS_PER_S // 10)]
     assert said == [0, 10, 20]
     assert saw(times, 21 * NS_PER_S // 10, model=B.model)
+
+
+def test_the_part_of_the_time_that_work_accounts_for_is_said_with_it() -> None:
+    changes = ChangeTimes()
+    times = StepTimes(Hardware(), changes)
+    times.add(A)
+    for now_ns in range(0, 100 * NS_PER_S, NS_PER_S):
+        changes.begins(1, now_ns, changes=False, pause=False)
+        changes.counts(3 * NS_PER_S // 10, 2 * NS_PER_S // 10)
+        changes.ended(NS_PER_S, now_ns + NS_PER_S, NS_PER_S)
+    took = saw(times, 100 * NS_PER_S)
+    assert took and took.work_share == pytest.approx(0.5, rel=1e-3)
 
 
 def test_one_that_came_anew_is_told_of_at_once() -> None:
@@ -136,6 +148,7 @@ def test_two_batches_go_on_at_a_time_for_a_part_of_the_runs() -> None:
         runs.run(1, 0)
     assert runs.times.abreast == pytest.approx(1, abs=0.01), "never more"
     assert runs.times.steps_share == pytest.approx(2, abs=0.01), "nor more than both of them can have"
+    assert runs.times.work_share == pytest.approx(3, abs=0.01), "which estimates may say all the same"
 
 
 def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_window() -> None:
@@ -154,3 +167,14 @@ def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_win
     runs.times.counts(before * 10 * _MS)
     runs.run(1, 100_000)
     assert runs.times.steps_share == pytest.approx(before), "where there is no work no time is lost"
+
+
+def test_prompts_are_work_and_no_steps() -> None:
+    runs = Runs()
+    assert runs.times.work_share == 1
+    for _ in range(500):
+        runs.times.counts(5 * _MS, 3 * _MS)
+        runs.times.counts(0, 2 * _MS)
+        runs.run(1, 10)
+    assert runs.times.steps_share == pytest.approx(0.25, rel=0.01)
+    assert runs.times.work_share == pytest.approx(0.5, rel=0.01)

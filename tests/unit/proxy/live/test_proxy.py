@@ -27,6 +27,7 @@ from aegis.core.messages import (
     Phase,
     Prefilled,
     Started,
+    StepsTook,
     Submit,
     ToInstance,
     Tokens,
@@ -95,8 +96,11 @@ class Wires:
 
 
 class Clock:
+    def __init__(self) -> None:
+        self.ns = 0
+
     def now_ns(self) -> int:
-        return 0
+        return self.ns
 
 
 class Stand:
@@ -105,9 +109,10 @@ class Stand:
     def __init__(self, *, refuses_late: bool = False) -> None:
         self.wires = Wires()
         core = Router(GroupedFcfs(), WeightedRoundRobin(), Hardware())
+        self.clock = Clock()
         history = History(spans=0, records=9, decisions=0, token_times=False)
         self.proxy = Proxy(
-            NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), Clock(), history, refuses_late=refuses_late
+            NUMBER, core, cast(Any, self.wires), cast(Any, self.wires), self.clock, history, refuses_late=refuses_late
         )
         self.proxy.deliver(ModelUp(SPEC, 1000))
 
@@ -353,6 +358,26 @@ def test_who_would_be_late_is_refused_where_it_is_to_be_told() -> None:
         hasty.submit()
     hasty.proxy.deliver(ForeignLoad(D0, 0, ()))
     hasty.submit()
+
+
+def test_who_was_taken_is_refused_later_where_its_first_token_does_not_come() -> None:
+    for refuses_late in (False, True):
+        stand = Stand(refuses_late=refuses_late)
+        stand.greet(D0)
+        got = stand.submit()
+        stand.clock.ns = 3 * SPEC.slo.ttft_ns
+        stand.hear(D0, 1, *[StepsTook(SPEC.model, 100, 1, 2 * SPEC.slo.tbt_ns)] * 500)
+        if not refuses_late:
+            assert not got and stand.sent(Cancel) == []
+            continue
+        (failed,) = got
+        assert isinstance(failed, Failed)
+        error = failed.error()
+        assert (error.status, error.code, error.kind) == (429, "would_be_late", "rate_limit_error")
+        assert error.message == f"there is no time for requests of model 'm0' now; try again in {error.retry_after_s} s"
+        (refused,) = stand.proxy._history.records.since(0)
+        assert (refused.ended, refused.on_time) == (REFUSED, 0)
+        assert stand.sent(Cancel) == ["mixed-0/1"]
 
 
 def test_a_model_s_priority_is_added_to_its_requests() -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace as replaced
 from aegis.core.clock import NS_PER_MS, NS_PER_S
 from aegis.core.estimators import Hardware
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId
-from aegis.core.messages import Phase, Prefilled, Started, SwitchDone, Tokens
+from aegis.core.messages import Phase, Prefilled, Started, StepsTook, SwitchDone, Tokens
 from aegis.core.model import Slo
 from aegis.core.request import Job, Sampling, Token
 from aegis.core.role import Role
@@ -104,10 +104,16 @@ def test_waits_are_finite_and_more_before_one_makes_none_shorter(own: Claim, oth
     assert wait_ns(own, [*others, more]) >= wait
 
 
-@given(CLAIMS, st.lists(CLAIMS, max_size=6), st.floats(1, 2), st.floats(1, 2))
+@given(CLAIMS, st.lists(CLAIMS, max_size=6), st.floats(0, 2), st.floats(0, 2))
 def test_more_time_makes_no_wait_longer(own: Claim, others: list[Claim], one: float, other: float) -> None:
     less, more = sorted((one, other))
-    assert wait_ns(own, others, more) <= wait_ns(own, others, less) <= wait_ns(own, others)
+    assert wait_ns(own, others, more) <= wait_ns(own, others, less) < 10**15
+
+
+def test_half_the_time_is_as_steps_that_take_twice_as_long() -> None:
+    for time in (0.35, 0.45, 1.2):
+        as_seen = wait_ns(claim(0.1, prefill_s=1), [claim(0.3, worth=100)], time)
+        assert as_seen == pytest.approx(wait_ns(claim(0.2, prefill_s=2), [claim(0.6, worth=100)], 2 * time), rel=1e-3)
 
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6))
@@ -121,9 +127,13 @@ def test_a_request_waits_until_answers_before_it_have_left_it_room() -> None:
     hot, cold = claim(0.9, worth=100), claim(0.3)
     assert wait_ns(hot, [cold]) == 0
     some = wait_ns(cold, [hot])
-    slower = replace(hot, tbt_ns=3 * hot.tbt_ns)
-    assert 0 < some < ANSWER_TOKENS * TBT_NS and wait_ns(cold, [slower]) == pytest.approx(3 * some)
+    slow_hot, slow_cold = (replace(each, tbt_ns=3 * TBT_NS) for each in (hot, cold))
+    assert 0 < some < ANSWER_TOKENS * TBT_NS and wait_ns(slow_cold, [slow_hot]) == pytest.approx(3 * some)
     assert wait_ns(cold, [hot, replace(hot, worth=99)]) > some
+
+
+def test_where_requests_of_one_model_want_more_than_all_time_the_next_one_waits_for_them() -> None:
+    assert wait_ns(claim(1.0), []) == 0 < wait_ns(claim(1.1), []) < wait_ns(claim(1.2), [])
 
 
 def test_a_little_more_load_is_a_little_longer_wait() -> None:
@@ -304,17 +314,16 @@ def test_no_wait_seems_shorter_to_one_of_several_proxies_than_to_one_that_has_al
 
 
 def taken(proxies: int, period: int) -> int:
-    """Of 90 requests that come in turn to each proxy, where they hear of each other after so many."""
+    """Of 90 requests of a model that come in turn to each proxy, where they hear of each other after so many."""
     several, count = Pools(proxies), 0
     for pool in several.all:
-        for model in (A, B, C):
-            pool.tell(SloSet(model, Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS)))
+        pool.tell(SloSet(A, Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS)))
     for number in range(90):
         if number % period == 0:
             several.report()
-        pool, model = several.all[number % proxies], (A, B, C)[number // proxies % 3]
-        if pool.late_ns(model, tokens=20_000) is None:
-            pool.arrive(number + 1, model, tokens=20_000)
+        pool = several.all[number % proxies]
+        if pool.late_ns(A, tokens=20_000) is None:
+            pool.arrive(number + 1, A, tokens=20_000)
             count += 1
     return count
 
@@ -328,35 +337,41 @@ def test_what_is_taken_twice_is_no_more_than_what_others_took_since_they_were_la
         assert taken(proxies, period) <= alone + period
 
 
-# --- what the instances' tokens tell ----------------------------------------------------------------------------------
+# --- what instances have time for -------------------------------------------------------------------------------------
 
 
-def streaming(every_ns: int, *instances: InstanceId) -> Pool:
-    """A stream of A has had tokens so often, for three TTFTs."""
+END_NS = 8 * TTFT_NS
+
+
+def streaming(every_ns: int, *instances: InstanceId, work_share: float) -> Pool:
+    """A stream of A has had tokens so often, and wants half of the instance's time."""
     pool = Pool(*instances, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS))
     pool.arrive(1, A)
     pool.begin(1)
-    for number in range(1, 3 * TTFT_NS // every_ns + 1):
+    for _ in range(50):
+        pool.tell(MessageReceived(HERE, StepsTook(A, 50, 1, TBT_NS // 2, work_share)))
+    for number in range(1, END_NS // every_ns + 1):
         pool.stream(1, HERE, number, number * every_ns)
     return pool
 
 
-def test_who_would_join_streams_that_are_behind_is_refused_whatever_steps_are_said_to_take() -> None:
-    now_ns = 3 * TTFT_NS
-    assert streaming(TBT_NS, HERE).late_ns(A, now_ns=now_ns) is None
-    behind = streaming(3 * TBT_NS, HERE)
+def test_who_would_join_streams_that_lack_tokens_is_refused_where_there_is_less_time_than_for_all() -> None:
+    assert streaming(TBT_NS, HERE, work_share=0.3).late_ns(A, now_ns=END_NS) is None, "they lack none"
+    assert streaming(3 * TBT_NS, HERE, work_share=1).late_ns(A, now_ns=END_NS) is None, "there is time for all"
+    behind = streaming(3 * TBT_NS, HERE, work_share=0.3)
     assert behind.core.load_ppm()[HERE] < PPM, "by the estimates there is time"
-    assert (behind.late_ns(A, now_ns=now_ns) or 0) > 0
-    assert (behind.late_ns(B, now_ns=now_ns) or 0) > 0
-    behind.tell(ClientLeft(RequestId(1)), now_ns)
-    assert behind.late_ns(A, now_ns=now_ns) is None
+    assert (behind.late_ns(A, now_ns=END_NS) or 0) > 0
+    behind.tell(ClientLeft(RequestId(1)), END_NS)
+    assert behind.late_ns(A, now_ns=END_NS) is None
 
 
-def test_an_instance_where_nothing_is_behind_takes_who_would_go_there() -> None:
-    pool = streaming(3 * TBT_NS, HERE, THERE)
+def test_another_instance_takes_who_would_be_late_here() -> None:
+    pool = streaming(3 * TBT_NS, HERE, THERE, work_share=0.3)
     pool.arrive(2, B)
     assert {load.instance: len(load.models) for load in pool.core.loads()} == {HERE: 1, THERE: 1}
-    assert pool.late_ns(A, now_ns=3 * TTFT_NS) and pool.late_ns(B, now_ns=3 * TTFT_NS) is None
+    assert pool.late_ns(A, now_ns=END_NS) is None
+    pool.tell(InstanceDown(THERE, for_good=True), END_NS)
+    assert pool.late_ns(A, now_ns=END_NS)
 
 
 def test_who_joins_streams_that_go_on_side_by_side_is_taken() -> None:
@@ -364,12 +379,12 @@ def test_who_joins_streams_that_go_on_side_by_side_is_taken() -> None:
     alone = Pool(HERE, slo=Slo(ttft_ns=TTFT_NS, tbt_ns=TBT_NS))
     alone.arrive(1, A)
     tbt_ns = round(TBT_NS * alone.core.load_ppm()[HERE] / PPM / 0.6)
-    pool = Pool(HERE, slo=Slo(ttft_ns=100 * tbt_ns, tbt_ns=tbt_ns))
+    pool = Pool(HERE, slo=Slo(ttft_ns=40 * tbt_ns, tbt_ns=tbt_ns))
     for request, model in enumerate((A, C, C), start=1):
         pool.arrive(request, model)
         pool.begin(request)
     assert (pool.late_ns(A, tokens=1) or 0) > 0
-    pool.tell(MessageReceived(HERE, SwitchDone(A, True, 0, 0, 0, 1, steps_share=1.3)))
+    pool.tell(MessageReceived(HERE, SwitchDone(A, True, 0, 0, 0, 1, work_share=1.3)))
     assert pool.late_ns(A, tokens=1) is None
-    pool.tell(MessageReceived(HERE, SwitchDone(C, True, 0, 0, 0, 1, steps_share=0.9)))
+    pool.tell(MessageReceived(HERE, SwitchDone(C, True, 0, 0, 0, 1, work_share=0.9)))
     assert (pool.late_ns(A, tokens=1) or 0) > 0

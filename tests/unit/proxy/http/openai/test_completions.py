@@ -332,12 +332,19 @@ def test_a_failure_answers_with_its_status_or_ends_the_stream_with_an_error() ->
         (Failure.SHUTTING_DOWN, 503, "server_error"),
         (Failure.SLOW_GRAMMAR, 400, "invalid_request_error"),
         (Failure.SLOW_GRAMMARS, 503, "server_error"),
+        (Failure.WOULD_BE_LATE, 429, "rate_limit_error"),
     ],
 )
 def test_a_failure_is_told_by_its_kind_whatever_it_says(kind: Failure, status: int, fault: str) -> None:
     reply = post(market(lambda prompt, sampling: [Failed("words", kind=kind)]), PATH, ask())
     error = reply.json()["error"]
     assert (reply.status_code, error["code"], error["type"], error["message"]) == (status, kind, fault, "words")
+
+
+def test_who_is_refused_after_a_while_is_told_when_to_come_again() -> None:
+    late = Failed("words", kind=Failure.WOULD_BE_LATE, retry_after_s=3)
+    reply = post(market(lambda prompt, sampling: [late]), PATH, ask())
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
 
 
 def test_one_failed_choice_fails_the_request_and_frees_the_others() -> None:
