@@ -1,8 +1,7 @@
 """Messages between the instances and their node or proxies: control only, never KV bytes.
 
-Each is an event to the core that receives it and an effect of the core that sends it. Encoded as msgpack by the
-transport. Messages about one request carry its `attempt`; a receiver drops those of another attempt (they come from a
-process that was lost in the meantime).
+Each is an event to the core that receives it and an effect of the core that sends it; msgpack on the wire. Messages of
+one request carry its `attempt`: those of another one come from a process that was lost meanwhile, and are dropped.
 """
 
 from __future__ import annotations
