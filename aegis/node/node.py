@@ -7,6 +7,7 @@ decisions on an event are performed before the next event is looked at.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -124,6 +125,7 @@ class Node:
         self.metrics = NodeMetrics()
         self.bus = bus
         self.proxies = ProxyLinks()
+        self._sharing = False
         self.moves = ModelMoves(self.proxies, self.metrics.moves)
         self._keys = Keyring()
         self._permits = Permits()
@@ -238,6 +240,17 @@ class Node:
                 self.history.records.add(records)
                 self.history.decisions.add(decisions)
                 self.proxies.loads(proxy, loads)
+                self._share_soon()
+
+    def _share_soon(self) -> None:
+        """With all that is reported meanwhile: many proxies report often."""
+        if not self._sharing:
+            self._sharing = True
+            asyncio.get_running_loop().call_soon(self._share)
+
+    def _share(self) -> None:
+        self._sharing = False
+        self.proxies.share()
 
     def prefix_of(self, instance: InstanceId, job: Job) -> KeptPrefix | None:
         """The kept KV of the job's prompt on the instance's machine."""

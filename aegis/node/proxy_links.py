@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.telemetry import model_counts
@@ -48,7 +48,7 @@ class ProxyLinks:
         for waiting in self._unnoted.values():
             waiting.discard(proxy)
         self._noted.set()
-        self._share_loads()
+        self.share()
 
     def addresses(self) -> dict[ProxyId, str]:
         """The addresses at which they listen for instances."""
@@ -112,19 +112,23 @@ class ProxyLinks:
         )
 
     def loads(self, proxy: ProxyId, loads: Iterable[ForeignLoad]) -> None:
-        """Takes the load of the proxy's requests, and tells the other proxies if it has changed."""
+        """Takes the load of the proxy's requests, of which `share` tells the others."""
         self._loads[proxy] = {load.instance: load for load in loads}
-        self._share_loads()
 
-    def _share_loads(self) -> None:
+    def share(self) -> None:
+        """Tells each proxy what all others have, where that has changed."""
+        totals = defaultdict[InstanceId, _Total](_Total)
+        for loads in self._loads.values():
+            for load in loads.values():
+                totals[load.instance].add(load)
         for proxy, end in self._ends.items():
-            others = [loads for other, loads in self._loads.items() if other != proxy]
-            now = {instance: _sum(instance, others) for instance in dict.fromkeys(i for each in others for i in each)}
-            sent, self._sent_loads[proxy] = self._sent_loads[proxy], now
+            own, sent = self._loads[proxy], self._sent_loads[proxy]
+            now = {instance: total.besides(instance, own.get(instance)) for instance, total in totals.items()}
             for instance in dict.fromkeys([*sent, *now]):
                 load = now.get(instance, ForeignLoad(instance, 0, ()))
                 if load != sent.get(instance, ForeignLoad(instance, 0, ())):
                     end.deliver(load)
+            self._sent_loads[proxy] = now
 
     async def _until_noted(self, waiting: set[ProxyId]) -> None:
         while waiting:
@@ -132,21 +136,40 @@ class ProxyLinks:
             await self._noted.wait()
 
 
-def _sum(instance: InstanceId, proxies: Iterable[dict[InstanceId, ForeignLoad]]) -> ForeignLoad:
-    prefill_ns, by_model = 0, defaultdict[ModelId, list[ModelLoad]](list)
-    for load in [loads[instance] for loads in proxies if instance in loads]:
-        prefill_ns += load.prefill_ns
-        for of_model in load.models:
-            by_model[of_model.model].append(of_model)
-    return ForeignLoad(instance, prefill_ns, tuple([_together(by_model[model]) for model in sorted(by_model)]))
+class _Total:
+    """The load of all proxies at one instance. What priorities are worth are sums of powers of two, and so exact."""
+
+    def __init__(self) -> None:
+        self._prefill_ns = 0
+        self._proxies = Counter[ModelId]()
+        self._models: dict[ModelId, ModelLoad] = {}
+
+    def add(self, load: ForeignLoad) -> None:
+        self._prefill_ns += load.prefill_ns
+        for each in load.models:
+            before = self._models.get(each.model)
+            self._models[each.model] = _together(before, each, 1) if before else each
+            self._proxies[each.model] += 1
+
+    def besides(self, instance: InstanceId, own: ForeignLoad | None) -> ForeignLoad:
+        """Without one of them."""
+        if own is None:
+            return ForeignLoad(instance, self._prefill_ns, tuple([self._models[m] for m in sorted(self._models)]))
+        mine, others = {each.model: each for each in own.models}, list[ModelLoad]()
+        for model in sorted(self._models):
+            if model not in mine:
+                others.append(self._models[model])
+            elif self._proxies[model] > 1:
+                others.append(_together(self._models[model], mine[model], -1))
+        return ForeignLoad(instance, self._prefill_ns - own.prefill_ns, tuple(others))
 
 
-def _together(loads: Sequence[ModelLoad]) -> ModelLoad:
-    """The load of several proxies' requests to one model, as one."""
+def _together(one: ModelLoad, other: ModelLoad, times: int) -> ModelLoad:
+    """The load of several proxies' requests to one model, with so many times the `other`."""
     return ModelLoad(
-        loads[0].model,
-        requests=sum(load.requests for load in loads),
-        tokens=sum(load.tokens for load in loads),
-        prefill_ns=sum(load.prefill_ns for load in loads),
-        more_worth=sum(load.more_worth for load in loads),
+        one.model,
+        one.requests + times * other.requests,
+        one.tokens + times * other.tokens,
+        prefill_ns=one.prefill_ns + times * other.prefill_ns,
+        more_worth=one.more_worth + times * other.more_worth,
     )

@@ -320,9 +320,7 @@ MISSED = {
     "live overload: metrics": "9 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
     "live overload: memory": "an instance keeps some 50 MiB more once prompts have shared steps, under half of what it "
-    "can do as well, and an open request takes some 55 KiB of the proxy; 1.39 ×, refusing 1.30",
-    "live overload, refusing: goodput": "two of three rounds refused 81 % and had 1736 and 1458, in batches that were "
-    "too small; the other one refused 50 % and had 2202",
+    "can do as well, and an open request takes some 55 KiB of the proxy; 1.39 ×, refusing 1.29",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }

@@ -110,7 +110,19 @@ def faulty_scenario_of(seed: int, kinds: frozenset[Kind]) -> tuple[Setup, Scenar
 
 def _varied(seed: int, scenario: Scenario) -> Scenario:
     """What was thought of later, so that what else is drawn is drawn as it would be."""
-    return _reusing(seed, _divided(seed, _pausing(seed, scenario)))
+    return _refusing(seed, _reusing(seed, _divided(seed, _pausing(seed, scenario))))
+
+
+def _refusing(seed: int, scenario: Scenario) -> Scenario:
+    """In a third of them whom there is no time for is refused, by deadlines that are soon over."""
+    draw = Stream(seed, "refusals")
+    if draw.below(3):
+        return scenario
+    ttft_ns = _pick(draw, (5, 20, 100)) * NS_PER_MS
+    specs = [
+        msgspec.structs.replace(spec, slo=msgspec.structs.replace(spec.slo, ttft_ns=ttft_ns)) for spec in scenario.specs
+    ]
+    return replace(scenario, specs=tuple(specs), refuses=True)
 
 
 def _pausing(seed: int, scenario: Scenario) -> Scenario:

@@ -38,6 +38,7 @@ class Scenario:
     removals: int = 0
     cancel_share: float = 0.1
     give_up_ns: int | None = None  # a request without a token after this time fails
+    refuses: bool = False  # whom there is no time for
     failing_share: float = 0.0  # of steps on which the engine raises
     gap_ns: int = 2_000_000
     jitter_ns: int = 0  # the largest delay of a message behind the fastest

@@ -25,6 +25,7 @@ from aegis.core.messages import (
 )
 from aegis.core.request import Job, Sampling
 from aegis.core.role import Role
+from aegis.core.views import Work
 from aegis.sim.effects import RouterEffects
 from aegis.sim.faults.fake_models import END_TOKEN, PAGE
 from aegis.sim.faults.instance import FaultyInstance
@@ -183,11 +184,14 @@ class World:
             if spec.model not in self.models.specs or self.hopeless:
                 return  # refused at the door
             base, adapter = (spec.base, spec.model) if spec.base else (spec.model, None)
-            job = Job(request, 1, base, prompt, sampling, self.state.now_ns, priority=priority, adapter=adapter)
+            work, now_ns = Work(base, len(prompt)), self.state.now_ns
+            if scenario.refuses and self.router.admission.late_ns(work, priority, now_ns) is not None:
+                return
+            job = Job(request, 1, base, prompt, sampling, now_ns, priority=priority, adapter=adapter)
             self.jobs[request] = job
             self.models.use(spec.model)
             self.models.use(base)
-            self.tell(RequestArrived(job))
+            self.tell(RequestArrived(job, refusable=scenario.refuses))
             if leaves:
                 self.state.after(delay_ns, lambda: self._leave(request))
 

@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aegis.core.ids import InstanceId, ModelId, ProxyId
 from aegis.node import proxy_links
@@ -122,15 +124,57 @@ def test_each_is_told_what_all_others_have_there() -> None:
     async def main() -> None:
         ends, (first, second, third) = joined(FIRST, SECOND, THIRD)
         ends.loads(FIRST, [load(10, 1, 100)])
+        ends.share()
         assert [end.told for end in (first, second, third)] == [[], [load(10, 1, 100)], [load(10, 1, 100)]]
         ends.loads(SECOND, [load(5, 2, 50)])
+        ends.share()
         assert [end.told[-1] for end in (first, second, third)] == [load(5, 2, 50), load(10, 1, 100), load(15, 3, 150)]
         ends.loads(SECOND, [load(5, 2, 50)])
+        ends.share()
         assert [len(end.told) for end in (first, second, third)] == [1, 1, 2]
         ends.leave(FIRST)
         assert (second.told[-1], third.told[-1]) == (ForeignLoad(I, 0, ()), load(5, 2, 50))
 
     run(main())
+
+
+LOADS = st.dictionaries(
+    st.sampled_from([InstanceId("decode-0"), InstanceId("decode-1")]),
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.tuples(st.integers(1, 99), st.integers(0, 10**6), st.integers(0, 10**12), st.integers(-8, 8)),
+    ),
+)
+
+
+@given(st.lists(LOADS, min_size=1, max_size=5))
+def test_what_each_is_told_is_the_sum_of_the_others_to_the_last_bit(
+    said: list[dict[InstanceId, dict[str, Any]]],
+) -> None:
+    proxies = [ProxyId(number) for number in range(len(said))]
+    ends, made = joined(*proxies)
+    for proxy, loads in zip(proxies, said, strict=True):
+        ends.loads(proxy, [_foreign(instance, models) for instance, models in loads.items()])
+    ends.share()
+    for at, end in enumerate(made):
+        others = [loads for number, loads in enumerate(said) if number != at]
+        told = {load.instance: load for load in end.told if isinstance(load, ForeignLoad)}
+        for instance in {instance for loads in others for instance in loads}:
+            summed = dict[str, tuple[float, ...]]()
+            for loads in others:
+                for model, of in loads.get(instance, {}).items():
+                    terms = (*of[:3], 2.0 ** -of[3] - 1)
+                    summed[model] = tuple(map(sum, zip(terms, summed.get(model, (0, 0, 0, 0.0)), strict=True)))
+            wanted = tuple(
+                ModelLoad(ModelId(m), int(r), int(t), int(p), w) for m, (r, t, p, w) in sorted(summed.items())
+            )
+            prefill_ns = sum(each.prefill_ns for each in wanted)
+            assert told.get(instance, ForeignLoad(instance, 0, ())) == ForeignLoad(instance, prefill_ns, wanted)
+
+
+def _foreign(instance: InstanceId, models: dict[str, Any]) -> ForeignLoad:
+    loads = [ModelLoad(ModelId(m), of[0], of[1], of[2], 2.0 ** -of[3] - 1) for m, of in models.items()]
+    return ForeignLoad(instance, sum(load.prefill_ns for load in loads), tuple(loads))
 
 
 def test_what_a_lost_proxy_counted_stays_and_what_it_had_is_gone() -> None:

@@ -292,6 +292,7 @@ class Pools:
     def report(self) -> None:
         for number, pool in enumerate(self.all):
             self._links.loads(ProxyId(number), pool.core.loads())
+        self._links.share()
 
 
 ARRIVALS = st.lists(
