@@ -53,7 +53,10 @@ def read_tool_choice(body: ToolFields, tools: Tools, ignored: Ignored) -> tuple[
         allowed = choice.get("tools")
         if not isinstance(allowed, list) or not all(isinstance(each, dict) for each in allowed):
             raise body.invalid("tool_choice.tools", f"must be a list of tools, not {shown(allowed)}")
-        names = [each.get("name") for each in allowed]
+        names = [each.get("name") for each in allowed if each.get("type") == "function"]
+        known = [tool["function"]["name"] for tool in tools.values()]
+        if unknown := [name for name in names if name not in known]:
+            raise body.invalid("tool_choice.tools", f"name {shown(unknown[0])}, which is not among 'tools'")
         return choice.get("mode", "auto"), {at: tool for at, tool in tools.items() if tool["function"]["name"] in names}
     ignored.add("tool_choice", shown(choice.get("type")).strip("'"))
     return "auto", tools

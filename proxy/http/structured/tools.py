@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from aegis.core.errors import UserError
 from aegis.core.request import Grammar
@@ -73,9 +74,19 @@ class NamedChoice(Fields):
     function = RequiredNested(NamedFunction)
 
 
+class AllowedTools(Fields):
+    mode = required(OneOf(("auto", "required"), problem="must be auto or required"))
+    tools = Items(NamedChoice, most=TOOLS_MAX, least=1)
+
+
+class AllowedChoice(Fields):
+    type = required(OneOf(("allowed_tools",), problem="must be 'allowed_tools'"))
+    allowed_tools = RequiredNested(AllowedTools)
+
+
 class ToolsBody(Fields):
     tools = Items(Tool, most=TOOLS_MAX)
-    tool_choice = Anything({"anyOf": [{"enum": list(_CHOICES)}, schema_of(NamedChoice)]})
+    tool_choice = Anything({"anyOf": [{"enum": list(_CHOICES)}, schema_of(NamedChoice), schema_of(AllowedChoice)]})
     parallel_tool_calls = Flag(True)
 
 
@@ -121,21 +132,23 @@ class Tools(Struct, frozen=True):
 def read_tools(body: ToolsBody, text: TextModel) -> Tools | None:
     """None if there are none, or `tool_choice` is none. Raises UserError."""
     entries, parallel = body.tools, body.parallel_tool_calls
-    choice, name = _read_choice(body, bool(entries))
+    choice, chosen = _read_choice(body, bool(entries))
     definitions = tuple(_read_tool(_tool(body, f"tools[{i}]", entry)) for i, entry in enumerate(entries))
     names = [definition["function"]["name"] for definition in definitions]
     if len(set(names)) < len(names):
         raise body.invalid("tools", "have the same name twice")
     if choice == "none" or not definitions:
         return None
-    if choice == "named" and name not in names:
-        raise body.invalid("tool_choice", f"names {shown(name)}, which is not among 'tools'")
+    if unknown := [name for name in chosen if name not in names]:
+        raise body.invalid("tool_choice", f"names {shown(unknown[0])}, which is not among 'tools'")
     chat_template = text.chat_template or ""
     if "tools" not in chat_template:
         raise body.invalid("tools", "are not in this model's chat template: it was not trained to call them")
-    tools = Tools(definitions, choice, name, parallel, form_of(chat_template))
+    tools = Tools(definitions, choice, chosen[0] if choice == "named" else "", parallel, form_of(chat_template))
     _check(body, tools, text)
-    return tools
+    if choice == "named" or not chosen:
+        return tools
+    return replace(tools, definitions=tuple([each for each in definitions if each["function"]["name"] in chosen]))
 
 
 def is_strict_kept(text: TextModel) -> bool:
@@ -168,18 +181,36 @@ def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
             raise UserError(message, param=f"{where}.strict", code="unsupported_parameter")
 
 
-def _read_choice(body: ToolsBody, tools: bool) -> tuple[Any, str]:
-    choice, name = body.tool_choice, ""
+def _read_choice(body: ToolsBody, tools: bool) -> tuple[Any, tuple[str, ...]]:
+    """With the names of the functions that may be called; none: all."""
+    choice, names = body.tool_choice, tuple[str, ...]()
     if choice is None:
-        return ("auto" if tools else "none"), ""
+        return ("auto" if tools else "none"), ()
     if isinstance(choice, dict):
-        name = _read_named(body.nested(NamedChoice, "tool_choice", choice))
-        choice = "named"
+        if choice.get("type") == "allowed_tools":
+            choice, names = _read_allowed(body.nested(AllowedChoice, "tool_choice", choice))
+        else:
+            choice, names = "named", (_read_named(body.nested(NamedChoice, "tool_choice", choice)),)
     elif choice not in _CHOICES:
         raise body.invalid("tool_choice", f"must be none, auto, required or a named function, not {shown(choice)}")
-    if not tools and choice not in ("none", "auto"):
+    if not tools and (names or choice == "required"):
         raise body.invalid("tool_choice", "needs 'tools'")
-    return choice, name
+    return choice, names
+
+
+def _read_allowed(choice: AllowedChoice) -> tuple[str, tuple[str, ...]]:
+    _, allowed = choice.type, choice.allowed_tools
+    mode, entries = allowed.mode, allowed.tools
+    if not entries:
+        raise allowed.invalid("tools", "must name a function")
+    names = list[str]()
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            raise allowed.invalid(f"tools[{index}]", f"must be a function with its type, not {shown(entry)}")
+        names.append(_read_named(allowed.nested(NamedChoice, f"tools[{index}]", entry)))
+    allowed.end()
+    choice.end()
+    return mode, tuple(names)
 
 
 def _read_named(choice: NamedChoice) -> str:

@@ -251,6 +251,13 @@ def test_a_call_that_is_demanded_is_held_to_its_schema(trials: GrammarTrials, ch
     assert ("'g'" in prompt_of(behind)) == (not isinstance(choice, dict) or choice["type"] == "function")
 
 
+def test_a_tool_that_is_allowed_and_not_there_is_refused() -> None:
+    choice = {"type": "allowed_tools", "tools": [{"type": "web_search"}, {"type": "function", "name": "x"}]}
+    reply = post(market(text=byte_text(TEMPLATE)), PATH, ask(tools=[TOOL], tool_choice=choice))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "tool_choice.tools") and "'x'" in error["message"]
+
+
 def test_output_is_held_to_a_schema(trials: GrammarTrials) -> None:
     behind = market(says('{"a": 1}'))
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

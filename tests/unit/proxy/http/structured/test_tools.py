@@ -312,6 +312,24 @@ def test_a_named_call_is_its_arguments(trials: GrammarTrials) -> None:
     assert json.loads(behind.submitted[0][2].grammar.text) == WEATHER["function"]["parameters"]
 
 
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    """A choice among several, which are names or entries."""
+    named = [{"type": "function", "function": {"name": each}} if isinstance(each, str) else each for each in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+
+
+def test_of_the_tools_only_those_that_are_allowed_can_be_called(trials: GrammarTrials) -> None:
+    said = json.dumps([{"name": "weather", "arguments": json.loads(PARIS)}])
+    behind, reply = ask(said, {"tool_choice": allowed("required", "weather")}, trials=trials)
+    (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert fitting(behind, said) and not fitting(behind, said.replace("weather", "time"))
+    behind, reply = ask("none", {"tool_choice": allowed("auto", "time")}, trials=trials)
+    assert reply.json()["choices"][0]["message"]["content"] == "none"
+    prompt = bytes(behind.submitted[0][1]).decode()
+    assert "time" in prompt and "weather" not in prompt
+
+
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 
 
@@ -402,6 +420,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "any"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools.mode"),
+    ({"tool_choice": allowed("none", "time")}, "tool_choice.allowed_tools.mode"),
+    ({"tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+    ({"tool_choice": allowed("auto", "time", 5)}, "tool_choice.allowed_tools.tools[1]"),
+    ({"tool_choice": allowed("auto", {"type": "function"})}, "tool_choice.allowed_tools.tools[0].function.name"),
+    ({"tool_choice": allowed("auto", "time", "x")}, "tool_choice"),
+    ({"tool_choice": allowed("auto", "time"), "tools": []}, "tool_choice"),
+    ({"tool_choice": allowed("auto", "time") | {"x": 1}}, "tool_choice.x"),
     ({"tool_choice": "required", "tools": []}, "tool_choice"),
     ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
     (
