@@ -183,16 +183,17 @@ def _check(body: ToolsBody, tools: Tools, text: TextModel) -> None:
 
 def _read_choice(body: ToolsBody, tools: bool) -> tuple[Any, tuple[str, ...]]:
     """With the names of the functions that may be called; none: all."""
-    choice, names = body.tool_choice, tuple[str, ...]()
-    if choice is None:
+    asked, names = body.tool_choice, tuple[str, ...]()
+    if asked is None:
         return ("auto" if tools else "none"), ()
-    if isinstance(choice, dict):
-        if choice.get("type") == "allowed_tools":
-            choice, names = _read_allowed(body.nested(AllowedChoice, "tool_choice", choice))
-        else:
-            choice, names = "named", (_read_named(body.nested(NamedChoice, "tool_choice", choice)),)
-    elif choice not in _CHOICES:
-        raise body.invalid("tool_choice", f"must be none, auto, required or a named function, not {shown(choice)}")
+    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
+        choice, names = _read_allowed(body.nested(AllowedChoice, "tool_choice", asked))
+    elif isinstance(asked, dict):
+        choice, names = "named", (_read_named(body.nested(NamedChoice, "tool_choice", asked)),)
+    elif asked in _CHOICES:
+        choice = asked
+    else:
+        raise body.invalid("tool_choice", f"must be none, auto, required or a named function, not {shown(asked)}")
     if not tools and (names or choice == "required"):
         raise body.invalid("tool_choice", "needs 'tools'")
     return choice, names
