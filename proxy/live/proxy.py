@@ -410,8 +410,8 @@ class Proxy:
             self._history.requests.end(ended.request, "finished")
             handle.put(Finished(ended.reason))
         elif ended.state is State.FAILED:
-            self._metrics.failed(ended.request)
             refused = ended.failure is Failure.WOULD_BE_LATE
+            self._metrics.failed(ended.request, refused=refused)
             self._history.requests.end(ended.request, REFUSED if refused else "failed")
             handle.put(Failed(ended.message, kind=ended.failure, retry_after_s=ended.retry_s or None))
         else:

@@ -20,6 +20,7 @@ from aegis.telemetry import logs
 from aegis.telemetry.metrics.series import Families, Series
 from aegis.telemetry.metrics.slo_attainment import AttainmentMetrics
 from aegis.telemetry.model_counts import Tally
+from aegis.telemetry.records import REFUSED
 
 
 class LogMetrics(Collector):
@@ -139,11 +140,11 @@ class Metrics:
         if life.first_ns is not None and life.tokens > 1:
             series.per_token.observe((life.last_ns - life.first_ns) / (life.tokens - 1) / NS_PER_S)
 
-    def failed(self, request: RequestId) -> None:
-        """The tokens it might still have got are missed."""
+    def failed(self, request: RequestId, *, refused: bool = False) -> None:
+        """The tokens it might still have got are missed, also where it was `refused` after it was taken."""
         life = self._end(request)
         self._count(life.model).failed += 1
-        self._families.failure.labels(life.model, "failed").inc()
+        self._families.failure.labels(life.model, REFUSED if refused else "failed").inc()
         self._attainment.of(life.model).missed(life.max_tokens - life.tokens)
 
     def cancelled(self, request: RequestId) -> None:

@@ -377,6 +377,8 @@ def test_who_was_taken_is_refused_later_where_its_first_token_does_not_come() ->
         assert error.message == f"there is no time for requests of model 'm0' now; try again in {error.retry_after_s} s"
         (refused,) = stand.proxy._history.records.since(0)
         assert (refused.ended, refused.on_time) == (REFUSED, 0)
+        labels = {"model_name": SPEC.model, "reason": REFUSED}
+        assert stand.proxy.registry.get_sample_value("aegis:request_failure_total", labels) == 1
         assert stand.sent(Cancel) == ["mixed-0/1"]
 
 

@@ -50,6 +50,17 @@ def test_a_request_is_waiting_or_running_until_it_ends() -> None:
     assert of_model(metrics, "request_failure_total", reason="cancelled") == 1
 
 
+def test_who_was_refused_after_it_was_taken_is_no_failure_of_the_server() -> None:
+    """Which people are woken for."""
+    metrics = arrived(R, R2)
+    metrics.failed(R, refused=True)
+    assert of_model(metrics, "request_failure_total", reason="refused") == 1
+    assert of_model(metrics, "request_failure_total", reason="failed") is None
+    metrics.failed(R2)
+    assert of_model(metrics, "request_failure_total", reason="failed") == 1
+    assert queue(metrics) == (0, 0)
+
+
 def test_times_are_those_of_the_request_s_life() -> None:
     metrics = arrived(R, now_ns=5 * NS_PER_S)
     metrics.started(R, 6 * NS_PER_S)
