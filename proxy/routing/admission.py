@@ -21,10 +21,10 @@ ends. Who was taken may wait longer all the same: for others that came after it 
 estimates err. It is refused after some time (`proxy.routing.patience`), if it has no token yet and its instance has not
 the time for all there.
 
-Laws: (1) where an instance is idle, nobody is refused; (2) nor where all requests of an instance, the new one included,
-want no more than its time, and streams get the tokens they want; (3) of models with equal SLOs, more that come before
-it never make a wait shorter; (4) waits are finite; (5) asking changes nothing but what later requests are held to
-(`BACK_SHARE`).
+Laws: (1) where an instance is idle, nobody who comes is refused; (2) nor, of models with equal SLOs, where all requests
+of an instance, the new one included, want no more than its time, and streams get the tokens they want; (3) of models
+with equal SLOs, more that come before it never make a wait shorter; (4) waits are finite; (5) asking changes nothing
+but what later requests are held to (`BACK_SHARE`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
 
 
 class Admission:
-    """Of one proxy. It looks at what its router keeps, and counts only the worth of priorities itself."""
+    """Of one proxy. It looks at what its router keeps. Itself it only counts what priorities are worth and the tokens
+    that come, and knows whose last request it refused."""
 
     def __init__(
         self,
