@@ -2,7 +2,7 @@
 
 Either all fail after the same time, as in a published setting, when the next one arrives. Or those that may be refused
 are refused after `PATIENCE` times the TTFT of their model, as `proxy.routing.admission` says. Who is let wait is looked
-at again after another TTFT.
+at again after another TTFT. Who came before its model was up is not refused: it has waited for the model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Patience:
             heappush(self._waiting, (job.arrival_ns + PATIENCE * self._ttft_ns[job.model], job.request))
 
     def over(self, now_ns: int, *, arrival: bool) -> Iterator[GivenUp]:
-        """Each ends before the next one is looked at. With an `arrival` of another request, or without."""
+        """Those whose time is over; each ends before the next one is looked at. `arrival`: another request has come."""
         while self._waiting and self._waiting[0][0] < now_ns and (arrival or self._give_up_ns is None):
             request = heappop(self._waiting)[1]
             session = self._sessions.get(request)
