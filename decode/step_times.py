@@ -12,7 +12,6 @@ from aegis.core.messages import StepsTook
 from aegis.core.model import ModelSpec
 
 _NEWEST_SHARE: Final = 1 / 8
-_LANES: Final = 2
 _STALL_SHARE: Final = 1 / 64
 _LEAST_NS: Final = 5_000_000  # less makes no difference to turns, and may be noise
 
@@ -76,7 +75,8 @@ class ChangeTimes:
         self._beside_ns -= beside_ns  # the rest was beside runs before this one
         newest = 1 - exp(-spent_ns / max(window_ns, 1))
         self.steps_share += (min(steps_ns, spent_ns + beside_ns) / spent_ns - self.steps_share) * newest
-        self.work_share += (min(work_ns / spent_ns, _LANES) - self.work_share) * newest
+        if self._ended_ns is not None:  # after a rest there may be work that went on beside nothing
+            self.work_share += (work_ns / spent_ns - self.work_share) * newest
         self._beside_share += (beside_ns / spent_ns - self._beside_share) * newest
         self._run_share += (min(duration_ns / spent_ns, 1.0) - self._run_share) * newest
         self.abreast = min(self._beside_share / self._run_share, 1.0) if self._run_share else 0.0

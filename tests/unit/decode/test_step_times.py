@@ -148,7 +148,7 @@ def test_two_batches_go_on_at_a_time_for_a_part_of_the_runs() -> None:
         runs.run(1, 0)
     assert runs.times.abreast == pytest.approx(1, abs=0.01), "never more"
     assert runs.times.steps_share == pytest.approx(2, abs=0.01), "nor more than both of them can have"
-    assert runs.times.work_share == pytest.approx(2, abs=0.01)
+    assert runs.times.work_share == pytest.approx(3, abs=0.01), "which estimates may say all the same"
 
 
 def test_the_share_of_the_time_that_steps_account_for_is_an_average_over_the_window() -> None:
@@ -186,4 +186,4 @@ def test_a_prompt_beside_that_ends_when_there_is_no_work_is_not_all_of_the_next_
         runs.times.idle()
         runs.times.counts(0, 1000 * _MS)
         runs.run(1, 10)
-    assert runs.times.work_share <= 2
+    assert runs.times.work_share == 1
