@@ -32,6 +32,7 @@ _FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes 
 MISSED = {
     "cells: median": _FULL,
     "overload: TTFT": _PUT_OFF,
+    "overload: TTFT/muxserve": "it fails all requests of models that it has no place for; the others' weights are there",
 }
 """The reasons why figures missed their bars; that of one without a reason is not explained."""
 
@@ -101,7 +102,7 @@ def _overload_row(cell: OverloadCell) -> list[str]:
         reason = MISSED.get(f"{OVERLOAD}/{cell.best_rival}", "not explained")
         ratios[0] = f"{cell.ratio:.3f} **missed**, at least {LEAST_RATIO:g}: {reason}"
     if cell.ttft_ratio is not None and cell.ttft_ratio > _TTFT_OVER:
-        reason = MISSED.get(f"{OVERLOAD}: TTFT", "not explained")
+        reason = MISSED.get(f"{OVERLOAD}: TTFT/{cell.best_rival}", MISSED[f"{OVERLOAD}: TTFT"])
         ratios[1] = f"{ratios[1]} **missed**, at most {_TTFT_OVER:g}: {reason}"
     undivided = by_name.get(UNDIVIDED)
     alone = "" if undivided is None else f"{100 * undivided.figures.on_time:.1f}"
