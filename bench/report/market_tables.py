@@ -32,7 +32,7 @@ _FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes 
 MISSED = {
     "cells: median": _FULL,
     "overload: TTFT": _PUT_OFF,
-    "overload: TTFT/muxserve": "it fails the requests of models that it has no place for; the others' weights are there",
+    "overload: TTFT/muxserve": "it fails requests of models without a place, and has the others' weights there",
 }
 """The reasons why figures missed their bars; that of one without a reason is not explained."""
 
