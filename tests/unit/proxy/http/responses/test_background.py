@@ -26,6 +26,8 @@ from proxy.http.security.large_bodies import SMALL_BYTES
 from tests.unit.proxy.http.responses.test_responses import PATH, ask, id_of_request, stalled
 from tests.unit.proxy.http.scripted import TEXTS, ScriptedMarket, calling, keyring, market, post, tokens
 
+SAME = {"x-request-id": "r"}
+
 
 async def turns(count: int) -> None:
     """Of the event loop."""
@@ -39,6 +41,15 @@ async def client_of(behind: ScriptedMarket) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(behind, records=store.records, texts=TEXTS)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as client:
             yield client
+
+
+async def asking(client: httpx.AsyncClient, behind: ScriptedMarket, **body: Any) -> asyncio.Task[httpx.Response]:
+    """A client whose answer has begun, of the request `SAME`."""
+    task = asyncio.create_task(client.post(PATH, json=ask(**body), headers=SAME))
+    async with asyncio.timeout(20):
+        while not behind.handles:
+            await asyncio.sleep(0)
+    return task
 
 
 async def ended(client: httpx.AsyncClient, response_id: str) -> Any:
@@ -151,12 +162,9 @@ def test_a_response_whose_request_another_client_has_answered_comes_when_that_on
         may_end = asyncio.Event()
         behind = market(lambda *_: [Delta(tokens("ab")), may_end.wait(), Finished(FinishReason.STOP)])
         async with client_of(behind) as client:
-            same = {"x-request-id": "r"}
-            leaving = asyncio.create_task(client.post(PATH, json=ask(store=False), headers=same))
+            leaving = await asking(client, behind, store=False)
             async with asyncio.timeout(20):
-                while not behind.handles:
-                    await asyncio.sleep(0)
-                begun = (await client.post(PATH, json=ask(background=True), headers=same)).json()
+                begun = (await client.post(PATH, json=ask(background=True), headers=SAME)).json()
                 await asyncio.sleep(0.1)
                 assert (await client.get(f"{PATH}/{begun['id']}")).json() == begun and len(behind.handles) == 1
                 leaving.cancel()
@@ -172,15 +180,12 @@ def test_a_response_can_be_cancelled_after_a_retry_that_was_refused() -> None:
 
     async def main() -> None:
         async with client_of(behind) as client:
-            same = {"x-request-id": "r"}
-            asking = asyncio.create_task(client.post(PATH, json=ask(stream=True), headers=same))
+            streaming = await asking(client, behind, stream=True)
             async with asyncio.timeout(20):
-                while not behind.handles:
-                    await asyncio.sleep(0)
-                assert (await client.post(PATH, json=ask(stream=True), headers=same)).status_code == 409
+                assert (await client.post(PATH, json=ask(stream=True), headers=SAME)).status_code == 409
                 cancelled = await client.post(f"{PATH}/{response_id}/cancel")
                 assert cancelled.json()["status"] == "cancelled"
-                await asking
+                await streaming
 
     asyncio.run(main())
 
