@@ -36,7 +36,10 @@ def explain(
     request: Annotated[
         int | None, typer.Option(metavar="N", help="Only about this request, by its number in `/debug/records`.")
     ] = None,
-    last: Annotated[int, typer.Option(metavar="N", min=1, help="Number of decisions.")] = _LAST,
+    last: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of decisions. [default: 20; with --request: all]"),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON, one decision a line, times in nanoseconds.")] = False,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="[default: http://127.0.0.1:8000]")] = None,
@@ -58,6 +61,7 @@ def explain(
         raise UserError("--url and --follow are of a running server: leave out FILE")
     asked = {"instance": instance, "model": model, "request": request}
     wanted = _filter(instance, model, request)
+    most = last or (_LAST if request is None else None)  # a request's way begins with its place
     if file is not None:
         from aegis.telemetry.files import read_decisions
 
@@ -68,7 +72,7 @@ def explain(
         found = [each for each in decisions if wanted(each)]
         if not found and not follow:
             _explain_nothing(decisions, {name: value for name, value in asked.items() if value is not None})
-        _show(found if number else found[-last:], json=json)
+        _show(found if number or most is None else found[-most:], json=json)
     return 0
 
 

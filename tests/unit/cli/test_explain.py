@@ -61,6 +61,18 @@ def test_what_is_asked_for_is_told(
 
 
 @pytest.mark.parametrize(
+    ("wanted", "lines"), [({}, 20), ({"request": 1}, 30), ({"request": 1, "last": 5}, 5), ({"model": "a"}, 20)]
+)
+def test_of_a_request_all_is_told_and_else_the_last_twenty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: dict[str, object], lines: int
+) -> None:
+    files.write(tmp_path / "decisions.jsonl.gz", [turn(at_s, "a") for at_s in range(30)])
+    explain(tmp_path / "decisions.jsonl.gz", **wanted)  # type: ignore[arg-type]
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == lines and told[-1].split()[0] == "29.0000"
+
+
+@pytest.mark.parametrize(
     ("wanted", "message"),
     [
         ({"model": "x"}, "no decision is about model x; there are some about a, b, c"),
