@@ -29,6 +29,7 @@ _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")  # as 
 _UNTRUSTED = re.compile(r"certificate verify failed: (.+?)\.? \(_ssl")
 _HUNG_UP = ("Server disconnected", "Connection reset by peer")  # as httpx, aiohttp and the system have it
 _REMEDIES = {"mismatch": "give an address that it names", "expired": "renew it"}
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 _TRUST = "SSL_CERT_FILE=FILE names the certificates to trust"
 
 _LIVE_S = 10.0
@@ -78,6 +79,16 @@ def tls_mistake(url: str, error: Exception) -> str | None:
     if url.startswith("http://") and any(words in told for words in _HUNG_UP):
         return f"the server at {url} hung up without an answer; does it speak https://, or has it ended?"
     return None
+
+
+def why_unreached(error: Exception) -> str:
+    """The system's words; clients put numbers, or the addresses that they tried, around them."""
+    import ssl
+
+    cause = getattr(error, "os_error", error)  # aiohttp's
+    if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno:
+        return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)  # below 0: of names
+    return _ERRNO.sub("", str(error)) or type(error).__name__
 
 
 def _key_of_environment() -> str | None:
@@ -252,7 +263,8 @@ class AdminClient:
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:  # the last: no host can have such a name
             if mistake := tls_mistake(self._url, error):
                 raise UserError(mistake) from None
-            raise UserError(f"no server at {self._url} ({error}); is `aegis launch` running there?") from None
+            why = why_unreached(error)
+            raise UserError(f"no server at {self._url} ({why}); is `aegis launch` running there?") from None
 
     def _text(self, path: str) -> str:
         response = self._send("GET", path)

@@ -23,9 +23,11 @@ def limits_ns(text: str, origin: str = "--slo") -> dict[str, int]:
             seconds = float(value)
         except ValueError:
             seconds = -1.0
+        if name not in _NAMES:
+            raise UserError(f"{origin}: {part!r} sets none of ttft, tbt and gap; give seconds, like ttft=10,tbt=0.1")
         if name in given_ns:
             raise UserError(f"{origin}: {name!r} is given twice")
-        if name not in _NAMES or not SLO_NS_MIN <= seconds * NS_PER_S <= SLO_NS_MAX:
+        if not SLO_NS_MIN <= seconds * NS_PER_S <= SLO_NS_MAX:
             raise UserError(
                 f"{origin}: {part!r} is no limit from a microsecond to a day; give seconds, like ttft=10,tbt=0.1"
             )

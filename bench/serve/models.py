@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
-from aegis.admin_client import tls_mistake
+from aegis.admin_client import tls_mistake, why_unreached
 from aegis.core.errors import UserError
 from aegis.core.ids import ModelId
 
@@ -60,7 +60,7 @@ async def served_models(session: aiohttp.ClientSession, url: str) -> list[Card]:
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         if mistake := tls_mistake(url, error):
             raise UserError(mistake) from None
-        raise UserError(f"no server at {url} ({str(error) or type(error).__name__}); is it running there?") from None
+        raise UserError(f"no server at {url} ({why_unreached(error)}); is it running there?") from None
     if status in (401, 403):
         raise UserError(f"{url} wants a key; set OPENAI_API_KEY")
     try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aegis import admin_client
-from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake
+from aegis.admin_client import ADMIN_KEY, API_KEY, AdminClient, tls_mistake, why_unreached
 from aegis.core.errors import UserError
 from aegis.telemetry.live_view import SeenUntil
 
@@ -46,6 +48,22 @@ def test_a_certificate_that_is_not_trusted_is_told_with_what_helps(words: str, t
 def test_another_failure_is_no_matter_of_tls() -> None:
     assert tls_mistake("http://u", OSError("All connection attempts failed")) is None
     assert tls_mistake("https://u", OSError("Server disconnected")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 8000)"), "Connection refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection refused"),
+        (httpx.ConnectError("[Errno -2] Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "handshake failure"), "handshake failure"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_server_that_is_away_is_told_in_the_words_of_the_system(error: Exception, told: str) -> None:
+    assert told in why_unreached(error)
+    assert "Errno" not in why_unreached(error)
 
 
 @pytest.mark.parametrize(

@@ -40,3 +40,10 @@ def test_what_is_not_named_keeps_its_default(text: str, slo: Slo) -> None:
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--slo"):
         parse_slo(text)
+
+
+def test_a_name_that_is_none_is_told_from_a_value_that_is_out_of_range() -> None:
+    with pytest.raises(UserError, match=r"^--slo: 'tpot=1' sets none of ttft, tbt and gap; give seconds"):
+        parse_slo("ttft=1,tpot=1")
+    with pytest.raises(UserError, match=r"^--slo: 'ttft=0' is no limit from a microsecond to a day"):
+        parse_slo("ttft=0,tpot=1")
