@@ -242,7 +242,7 @@ class NodeControl:
             others.pop(instance, None)
             roles = {*others.values(), *([role] if role else [])}
             if not roles:
-                raise UserError("it is the last one; nobody would serve any more")
+                raise UserError(f"{instance} is the last one; nobody would serve any more")
             if roles != {Role.MIXED} and roles != {Role.PREFILL, Role.DECODE}:
                 raise _unfit(roles)
 

@@ -295,7 +295,8 @@ def _check_mixed(given: Mapping[str, Any], base: Setting, policies: Sequence[str
         either = "leave out either --mixed, or --prefill and --decode"
         raise UserError(f"{unused} has no effect on {policies[0]} with {used}; {either}")
     if apart and not counts and base.mixed != base.prefill + base.decode:
-        raise UserError(f"--mixed {base.mixed}: {apart[0]} keeps the two apart; give --prefill and --decode too")
+        kinds = "has instances that prefill and others that decode"
+        raise UserError(f"--mixed {base.mixed}: {apart[0]} {kinds}; give --prefill and --decode too")
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_a_drained_instance_hands_its_streams_on(cluster: Cluster, undisturbed: 
     assert (answer.returncode, answer.stdout) == (0, f"{SECOND} is drained\n")
     assert server.ready()
     last = cluster.ctl("drain", FIRST)
-    assert (last.returncode, last.stderr) == (1, "aegis: it is the last one; nobody would serve any more\n")
+    assert (last.returncode, last.stderr) == (1, f"aegis: {FIRST} is the last one; nobody would serve any more\n")
     assert cluster.ctl("resume", SECOND).returncode == 0
     eventually(lambda: server.metrics().total("instance_up", instance=SECOND) == 1, "it serves again")
     assert server.ready() and server.pid_of(SECOND)

@@ -227,8 +227,14 @@ def test_the_gpus_that_a_trace_needs_are_told_and_written(simulate: Any, tmp_pat
             (["--suite", "gpus"], "--suite gpus needs one of --trace and --workload"),
             (["--suite", "gpus", "--workload", SMALL, "--mixed", "4"], "--mixed is not of --suite gpus, which sets it"),
             (["--suite", "fig11a", "--roles", "auto"], "--roles is not of a --suite"),
-            (["--workload", SMALL, "--policy", "aegaeon", "--mixed", "2"], "--mixed 2: aegaeon keeps the two apart"),
-            (["--workload", SMALL, "--roles", "fixed", "--mixed", "2"], "--mixed 2: least-slack keeps the two apart"),
+            (
+                ["--workload", SMALL, "--policy", "aegaeon", "--mixed", "2"],
+                "--mixed 2: aegaeon has instances that prefill and others that decode",
+            ),
+            (
+                ["--workload", SMALL, "--roles", "fixed", "--mixed", "2"],
+                "--mixed 2: least-slack has instances that prefill and others that decode",
+            ),
             (
                 ["--workload", SMALL, "--mixed", "2", "--prefill", "3", "--decode", "5"],
                 "--prefill 3 has no effect on least-slack with --mixed 2; leave out either --mixed, or --prefill",
