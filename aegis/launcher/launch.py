@@ -46,6 +46,8 @@ from aegis.process.open_files import allow_many_open_files
 from aegis.process.tasks import cancelled
 from aegis.telemetry import logs
 from aegis.telemetry.tracing import traced
+from proxy.http.market import Served
+from proxy.http.openai.models import note_of
 from proxy.http.settings import Settings
 from proxy.live.certificate import Certificate
 from proxy.live.listening import listen
@@ -311,23 +313,31 @@ def _announce(
     for model in served:
         manifest = model.spec.manifest
         size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"
-        notes = (model.spec.note, manifest.quantised.told if manifest.quantised else "")
+        notes = (note_of(model), manifest.quantised.told if manifest.quantised else "")
         note = "; ".join(each for each in notes if each)
         out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
     if later:
         out.print(f"being made, while their requests wait: {', '.join(source.model for source in later)}")
-    generating = [model.spec.model for model in served if model.spec.manifest.pooling is None]
-    for name in [*generating, *lazy][:1]:
+    for name, prompt in _to_try(served, lazy)[:1]:
         out.print("try it:")
-        out.print(f"  {_example(url, name, needs_key=market.node.keys.asks)}", markup=False)
+        out.print(f"  {_example(url, name, prompt, needs_key=market.node.keys.asks)}", markup=False)
     out.print("Ctrl-C stops everything.")
     sys.stdout.flush()
 
 
-def _example(url: str, model: str, *, needs_key: bool) -> str:
+def _to_try(served: Sequence[Served], lazy: Sequence[str]) -> list[tuple[str, str | list[int]]]:
+    """The models that an example may ask, those that are known to take text first, and what it asks."""
+    story, tokens = "Tell me a story.", [1]
+    generating = [model for model in served if model.spec.manifest.pooling is None]
+    with_text = [model.spec.model for model in generating if model.text]
+    without = [model.spec.model for model in generating if not model.text]
+    return [*((name, story) for name in [*with_text, *lazy]), *((name, tokens) for name in without)]
+
+
+def _example(url: str, model: str, prompt: str | list[int], *, needs_key: bool) -> str:
     """A request, for a shell; the key is the user's to have in a variable, and in no terminal's history."""
-    body = {"model": model, "prompt": "Tell me a story.", "max_tokens": 64, "temperature": 0, "stream": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": 64, "temperature": 0, "stream": True}
     key = f' -H "Authorization: Bearer ${API_KEY}"' if needs_key else ""
     return f"curl -N {url}/v1/completions{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"

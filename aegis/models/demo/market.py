@@ -68,9 +68,12 @@ def _market(cache_dir: Path) -> Path:
 
 def _make(missing: Sequence[str], market: Path) -> None:
     shares = [share for nth in range(WORKERS) if (share := missing[nth::WORKERS])]
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:  # where a bar would be shown once, at its end
+        console.print(f"making the demo market: {', '.join(missing)}", soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[names]}"), TimeElapsedColumn())
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress(*columns, console=Console(stderr=True)))
+        progress = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal))
         bar = progress.add_task("Making the demo market", total=len(missing) * STEPS, names="")
         running = dict(_start(share, market, stack) for share in shares)
         working_on: dict[Connection, str] = {}

@@ -78,6 +78,12 @@ def longest(served: Served) -> int:
     return min(served.spec.manifest.context_tokens, served.kv_limit_tokens)
 
 
+def note_of(served: Served) -> str:
+    """What a user should know of the model beforehand, in half a sentence; empty if that is nothing."""
+    missing = "" if served.text else "no tokenizer: takes token ids only"
+    return "; ".join(filter(None, (served.spec.note, missing)))
+
+
 def card_of(served: Served) -> ModelCard:
     return ModelCard(
         id=served.spec.model,
@@ -92,7 +98,7 @@ def card_of(served: Served) -> ModelCard:
         limits=served.limits,
         task=task_of(served),
         pace=served.pace,
-        detail=served.detail or served.spec.note or None,
+        detail=served.detail or note_of(served) or None,
         parent=served.spec.base,
     )
 

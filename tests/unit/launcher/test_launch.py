@@ -12,7 +12,8 @@ import pytest
 from aegis.config.sources import load
 from aegis.core.errors import UserError
 from aegis.launcher.demo_making import make_first_models
-from aegis.launcher.launch import _example, refuse_unlaunchable
+from aegis.launcher.launch import _example, _to_try, refuse_unlaunchable
+from tests.unit.proxy.http.scripted import ScriptedModel, says, spec
 
 
 def test_a_floor_that_no_device_has_is_refused_and_the_default_one_is_none() -> None:
@@ -28,7 +29,7 @@ def test_a_floor_that_no_device_has_is_refused_and_the_default_one_is_none() -> 
 
 @pytest.mark.parametrize("needs_key", [False, True])
 def test_the_example_is_for_a_shell_and_takes_the_key_from_its_variable(needs_key: bool) -> None:
-    example = _example("http://127.0.0.1:8000", "llama", needs_key=needs_key)
+    example = _example("http://127.0.0.1:8000", "llama", "Tell me a story.", needs_key=needs_key)
     told = subprocess.run(
         ["sh", "-c", f'curl() {{ printf "%s\\n" "$@"; }}; {example}'],
         env={"AEGIS_API_KEY": "sk-1"},
@@ -39,6 +40,14 @@ def test_the_example_is_for_a_shell_and_takes_the_key_from_its_variable(needs_ke
     assert told[:2] == ["-N", "http://127.0.0.1:8000/v1/completions"]
     assert ("Authorization: Bearer sk-1" in told) == needs_key and "sk-1" not in example
     assert json.loads(told[-1])["model"] == "llama"
+
+
+def test_the_example_sends_token_ids_where_no_model_takes_text() -> None:
+    bare, told = ScriptedModel(spec("bare"), says("x"), text=None), ScriptedModel(spec("told"), says("x"))
+    assert _to_try([bare, told], ["lazy"])[0] == ("told", "Tell me a story.")
+    assert _to_try([bare], ["lazy"])[0] == ("lazy", "Tell me a story.")
+    assert _to_try([bare], []) == [("bare", [1])]
+    assert _to_try([], []) == []
 
 
 def test_a_cache_that_cannot_be_looked_at_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,17 @@ def test_a_market_that_is_there_is_not_made_again(tmp_path: Path) -> None:
     assert all(len(list(Path(source.root).iterdir())) == 1 for source in demo_models(tmp_path))
 
 
+def test_a_log_says_at_once_what_is_being_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A minute may pass until the first model is there; a bar of progress is for a terminal."""
+    name = next(iter(RECIPES))
+    place = Path(demo_models(tmp_path)[0].root)
+    place.parent.mkdir(parents=True)
+    place.with_name(f".{name}.draft").write_text("a file")  # so that nothing is made
+    with pytest.raises(UserError):
+        make_market(tmp_path, only=[name])
+    assert capfd.readouterr().err == f"making the demo market: {name}\n"
+
+
 @pytest.mark.parametrize("what", first_of(1, ["the market's place", "a model's place"]))
 def test_why_a_market_cannot_be_made_is_one_line(what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever process finds out: another one's words would not be where its reader looks."""

@@ -56,6 +56,10 @@ def test_models_are_listed_with_root_state_and_length() -> None:
     assert answer["data"][1]["max_model_len"] == 99
 
 
+def test_a_model_without_a_tokenizer_is_told() -> None:
+    assert get(market(text=None), "/v1/models/m").json()["detail"] == "no tokenizer: takes token ids only"
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m"])
 def test_where_a_checkpoint_lies_is_told_the_admin_and_no_other_caller(path: str) -> None:
     behind = market()
