@@ -313,9 +313,7 @@ def _announce(
     for model in served:
         manifest = model.spec.manifest
         size = f"{manifest.image_bytes / (1 << 20):8.1f} MiB"
-        notes = (note_of(model), manifest.quantised.told if manifest.quantised else "")
-        note = "; ".join(each for each in notes if each)
-        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note}".rstrip())
+        out.print(f"  {model.spec.model:24} {manifest.architecture:24} {size} {note_of(model)}".rstrip())
     for name in lazy:
         out.print(f"  {name:24} its weights come with its first request")
     if later:

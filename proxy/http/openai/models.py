@@ -80,8 +80,9 @@ def longest(served: Served) -> int:
 
 def note_of(served: Served) -> str:
     """What a user should know of the model beforehand, in half a sentence; empty if that is nothing."""
+    quantised = served.spec.manifest.quantised
     missing = "" if served.text else "no tokenizer: takes token ids only"
-    return "; ".join(filter(None, (served.spec.note, missing)))
+    return "; ".join(filter(None, (served.spec.note, quantised.told if quantised else "", missing)))
 
 
 def card_of(served: Served) -> ModelCard:

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from aegis.core.model import Quantised
 from proxy.http.app import create_app
 from tests.unit.proxy.http.scripted import (
     TEXTS,
@@ -54,6 +55,12 @@ def test_models_are_listed_with_root_state_and_length() -> None:
     assert answer["data"][1]["state"] == "failed"
     assert answer["data"][1]["detail"] == "truncated"
     assert answer["data"][1]["max_model_len"] == 99
+
+
+def test_what_quantising_costs_is_told() -> None:
+    behind, quantised = market(), Quantised("int8", 4, 1.0, 0.022)
+    behind.served["q"] = ScriptedModel(spec("q", quantised=quantised), says("x"))
+    assert get(behind, "/v1/models/q").json()["detail"] == quantised.told
 
 
 def test_a_model_without_a_tokenizer_is_told() -> None:
