@@ -31,7 +31,7 @@ class PlaceReasons:
 
     def place_at_home(self, job: Job, work: Work, lists: DecodeView, chosen: InstanceId, now_ns: int) -> Decision:
         """The same, where it is set to which instances requests of the model go."""
-        why = Why(f"its model was placed there; {percent(lists.load_ppm(chosen))} of the instance's time are wanted")
+        why = Why(f"its model was placed there; {percent(lists.load_ppm(chosen))} of the instance's time is wanted")
         return _decision(job, work, chosen, _how(work), why, now_ns)
 
 
