@@ -175,7 +175,7 @@ def launch(
         str | None, typer.Option(metavar="SIZE", help="A longer request is answered 413. [default: 4MiB]")
     ] = None,
     refuse_late: Annotated[
-        bool, typer.Option("--refuse-late", help="Answer 429 whom there is no time to serve.")
+        bool, typer.Option("--refuse-late", help="Answer 429 to requests that there is no time for.")
     ] = False,
     pace: Annotated[
         str | None,
@@ -190,7 +190,7 @@ def launch(
         typer.Option(metavar="S", help="Running requests may take so long to finish at the end. [default: 3.0]"),
     ] = None,
     mqtt: Annotated[
-        str | None, typer.Option(metavar="URL", help="MQTT broker, in place of an own one: mqtt://… or mqtts://…")
+        str | None, typer.Option(metavar="URL", help="MQTT broker, in place of an embedded one: mqtt://… or mqtts://…")
     ] = None,
     mqtt_prefix: Annotated[
         str | None, typer.Option(metavar="PREFIX", help="First part of its topics. [default: aegis]")
@@ -199,7 +199,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Redis that records requests, in place of an own one: redis://, rediss:// or unix://; off: none.",
+            help="Redis that records requests, in place of an embedded one: redis://, rediss:// or unix://; off: none.",
         ),
     ] = None,
     redis_prefix: Annotated[
@@ -213,7 +213,7 @@ def launch(
         typer.Option(
             metavar="ADDRESS",
             help="Place the instances in a Ray cluster: HOST:PORT; auto: the one this machine is in, else as local; "
-            "local: an own one.",
+            "local: a new one.",
         ),
     ] = None,
     debug_memory: Annotated[

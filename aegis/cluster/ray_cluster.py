@@ -41,7 +41,7 @@ class Cluster:
 
 @asynccontextmanager
 async def connected(address: str, *, cpus: float) -> AsyncIterator[Cluster]:
-    """To the cluster at the address; `auto`: to one that this machine is in, else `local`: to an own one, which has so
+    """To the cluster at the address; `auto`: to one that this machine is in, else `local`: to a new one, which has so
     many `cpus` at least and ends with it. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="aegis-ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
         await asyncio.to_thread(_join, address, cpus, directory)  # paths of sockets have to be short

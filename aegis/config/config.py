@@ -350,7 +350,7 @@ class RayCluster(Section):
 
     address: Annotated[str, AfterValidator(of_a_ray_cluster)] | None = Field(
         default=None,
-        description="auto: the cluster that this machine is part of, else an own one; local: an own one; or HOST:PORT; "
+        description="auto: the cluster that this machine is part of, else a new one; local: a new one; or HOST:PORT; "
         f"needs more packages, {install_advice('ray')}",
     )
     cpus: Positive = Field(default=1.0, description="CPUs that Ray reserves for each process of an instance on CPUs")

@@ -180,7 +180,7 @@ def run(*, url: str, probe: bool, seconds: float | None, spans: Path | None, rec
     """Prints what was measured and writes it. Raises UserError."""
     check(out)
     if probe and (seconds is not None or spans is not None):
-        raise UserError("--probe says itself what is learnt from; leave out --seconds and --spans")
+        raise UserError("--probe sends requests of its own to learn from; leave out --seconds and --spans")
     if records is not None and spans is None:
         raise UserError("--records is a file beside one of --spans; a server is asked for its own")
     if seconds is not None and spans is not None:

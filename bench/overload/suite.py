@@ -120,7 +120,7 @@ def run(setting: Setting, file: Path | None) -> Result:
         result_files.check(file)
     unknown = [name for name in setting.contenders if name not in CONTENDERS]
     if unknown:
-        raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(CONTENDERS)}")
+        raise UserError(f"--only: {unknown[0]!r} is none of {', '.join(map(repr, CONTENDERS))}")
     rps, searched = (setting.rps, []) if setting.rps else _search(setting)
     runs = judged(_rounds(setting, rps))
     result = Result(
