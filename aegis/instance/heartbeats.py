@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import platform
@@ -140,5 +141,8 @@ class HeartbeatAgent:
 
 
 def _log_exception(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """The library may still ask for a socket that has just been closed; it connects again."""
-    log(_logger, logging.WARNING, "callback failed", {"why": repr(context.get("exception") or context["message"])})
+    """The library may still ask for a socket that has just been closed; it connects again, so nobody has to know."""
+    error = context.get("exception")
+    closed = isinstance(error, OSError) and error.errno == errno.EBADF
+    level = logging.DEBUG if closed else logging.WARNING
+    log(_logger, level, "callback failed", {"why": repr(error or context["message"])})
