@@ -35,7 +35,9 @@ async def authorise(request: Request) -> None:
         if not caller.is_admin:
             raise no_such_key("the admin key", request.scope)
     elif not _is_local(request):
-        message = f"{path} is for the server's own machine only, as no admin key is set"
+        told = next((name for name in _FOR_SOMEONE_ELSE if name in request.headers), None)
+        why = f"; the request has {told.title()!r}, so it may be somebody else's" if told else ""
+        message = f"{path} is for the server's own machine only, as no admin key is set{why}"
         raise UserError(message, status=403, code="forbidden")
     elif request.headers.get("sec-fetch-site", "none") not in _OWN_SITE:
         message = f"{path} is not for web pages of other sites, as no admin key is set; type its address"
