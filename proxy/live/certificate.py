@@ -48,8 +48,8 @@ class Certificate:
 
 def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     for option, file in (("--ssl-certfile", files.certificate), ("--ssl-keyfile", files.key)):
-        if file and not Path(file).is_file():
-            raise UserError(f"{option}: there is no file {file}", param=option.removeprefix("--").replace("-", "_"))
+        if file:
+            _refuse_unreadable(option, Path(file))
     try:
         context.load_cert_chain(files.certificate, files.key or None, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
@@ -69,6 +69,17 @@ def _loaded(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
             param="ssl_certfile",
         ) from None
     return context
+
+
+def _refuse_unreadable(option: str, file: Path) -> None:
+    """Raises UserError, which names the file: OpenSSL does not say which of the two it could not read."""
+    param = option.removeprefix("--").replace("-", "_")
+    try:
+        if not file.is_file():
+            raise UserError(f"{option}: there is no file {file}", param=param)
+        file.open("rb").close()
+    except OSError as error:
+        raise UserError(f"{option}: {file} cannot be read: {error.strerror}", param=param) from None
 
 
 def _is_without_key(file: Path) -> bool:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -103,6 +104,20 @@ def test_what_cannot_be_used_is_a_line(tmp_path: Path, files: TlsFiles) -> None:
         with pytest.raises(UserError) as raised:
             Certificate(wrong)
         assert line in raised.value.message and "\n" not in raised.value.message
+
+
+def test_the_one_of_the_two_that_may_not_be_read_is_named(files: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if str(path) == files.key:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(UserError) as raised:
+        Certificate(files)
+    assert raised.value.message == f"--ssl-keyfile: {files.key} cannot be read: Permission denied"
 
 
 def test_the_key_may_be_in_the_file_of_the_certificate(tmp_path: Path, files: TlsFiles) -> None:
