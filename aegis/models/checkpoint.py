@@ -7,6 +7,7 @@ loaded.
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         return open_gguf_checkpoint(directory)
     if not directory.is_dir():
         raise ModelRefused(_why_no_directory(directory))
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise ModelRefused("its directory may not be read by this user; allow that, or take it out")
     refuse_odd_files(directory)
     if not (directory / "config.json").is_file():
         raise ModelRefused("there is no config.json, so it is not a checkpoint")
@@ -242,6 +245,7 @@ def _refuse_more_layers(config: dict[str, Any], tensors: int) -> None:
 
 def _check_weights(file: Path, expected: set[str]) -> int:
     """The number of tensors that it holds."""
+    refuse_unreadable(file)
     try:
         with safe_open(file, framework="numpy") as opened:
             found = set(opened.keys())
@@ -253,6 +257,14 @@ def _check_weights(file: Path, expected: set[str]) -> int:
     if not found:
         raise ModelRefused(f"{file.name}: it holds no tensors")
     return len(found)
+
+
+def refuse_unreadable(file: Path) -> None:
+    """Raises ModelRefused with the system's reason, which libraries that read weights tell as another one."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise ModelRefused(f"{file.name}: {error.strerror}") from None
 
 
 def read_small_json(file: Path, kind: type = dict) -> Any:
@@ -269,7 +281,9 @@ def read_small_json(file: Path, kind: type = dict) -> Any:
         raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {SMALL_JSON_BYTES_MAX >> 20} are read")
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise ModelRefused(f"{name}: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:
         raise ModelRefused(f"{name}: not readable as JSON: {one_line(error)}") from error
     if not isinstance(tree, kind):
         raise ModelRefused(f"{name}: expected a JSON {'list' if kind is list else 'object'}")
@@ -279,7 +293,9 @@ def read_small_json(file: Path, kind: type = dict) -> Any:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise ModelRefused(f"{file.name}: {error.strerror}") from None
+    except (RecursionError, ValueError) as error:
         raise ModelRefused(f"{file.name}: not readable as JSON: {one_line(error)}") from error
     if not isinstance(tree, dict):
         raise ModelRefused(f"{file.name}: expected a JSON object")

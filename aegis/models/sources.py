@@ -18,6 +18,7 @@ A relative `path` is relative to the YAML file that names it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -195,14 +196,24 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
 
 def _at(path: Path, named: str, default_slo: Slo) -> Source:
     name = path.stem if is_gguf(path) else path.name
-    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=is_adapter(path))
+    adapter = os.access(path, os.X_OK) and is_adapter(path)
+    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=adapter)
+
+
+def _may_be_one(path: Path) -> bool:
+    """Whether it is a checkpoint, or a directory that may not be looked into: that is refused when it is registered, so
+    that the others are served, as beside the `lost+found` of a disk."""
+    try:
+        return is_checkpoint(path)
+    except PermissionError:
+        return re.fullmatch(MODEL_NAME_PATTERN, path.name) is not None
 
 
 def _checkpoints(directory: Path) -> list[Path]:
     directory = directory.resolve()
     if is_checkpoint(directory):
         return [directory]
-    found = sorted(entry for entry in directory.iterdir() if is_checkpoint(entry))
+    found = sorted(entry for entry in directory.iterdir() if _may_be_one(entry))
     if not found:
         _refuse_odd([directory, *sorted(directory.iterdir())])
         raise UserError(

@@ -21,7 +21,7 @@ from aegis.device.image_file import checksums
 from aegis.engine.lean_transformers import import_transformers
 from aegis.models.adapters.configuration import CONFIGURATION, AdapterConfiguration, read_configuration, refuse_base
 from aegis.models.cache import locked, replacing
-from aegis.models.checkpoint import refuse_odd_files
+from aegis.models.checkpoint import refuse_odd_files, refuse_unreadable
 from aegis.models.disk_cache import DiskCache, Hold, use
 from aegis.models.failures import one_line, refused
 from aegis.models.place import FETCH_S, LOCK_S, Report
@@ -151,6 +151,7 @@ def _shapes_of(base: ModelSpec) -> Shapes:
 def read_pairs(file: Path, shapes: Shapes, rank: int, dtype: str) -> Pairs:
     """Its tensors, once their names and shapes are known to suit the layers of the base; as `dtype`. Raises
     ModelRefused."""
+    refuse_unreadable(file)
     try:
         with safe_open(file, framework="pt") as opened:
             names = sorted(opened.keys())

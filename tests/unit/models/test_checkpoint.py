@@ -104,6 +104,30 @@ SINGLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "list config": (lambda at: (at / "config.json").write_text("[]"), "config.json: expected a JSON object"),
 }
 
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_not_taken_for_damaged(
+    name: str, single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To fetch it again would not help."""
+    opened = Path.open
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(ModelRefused, match=f"^{name}: Permission denied$"):
+        open_checkpoint(single)
+
+
+def test_a_directory_that_may_not_be_read_is_refused(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != single)
+    with pytest.raises(ModelRefused, match=r"^its directory may not be read by this user; allow that"):
+        open_checkpoint(single)
+
+
 SHARDED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (
         lambda at: shard(at).unlink(),

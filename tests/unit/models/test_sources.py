@@ -13,6 +13,7 @@ from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, f
 from aegis.core.errors import ModelRefused, UserError
 from aegis.core.ids import ModelId
 from aegis.core.model import Slo
+from aegis.models import sources
 from aegis.models.remote.listing import is_beside_weights
 from aegis.models.sources import Source, bar, check_name, fetch, read_sources
 
@@ -176,6 +177,27 @@ def test_a_directory_that_may_not_be_read_is_refused(tmp_path: Path) -> None:
     closed.chmod(0)
     with pytest.raises(UserError, match="closed: Permission denied"):
         read_sources([str(closed)])
+
+
+def test_a_directory_beside_checkpoints_that_may_not_be_read_is_left_to_registering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are served; a disk has a `lost+found` of that kind."""
+    for name in ("llama", "lost+found", "no name"):
+        directory(tmp_path / name)
+    looked_at, access = sources.is_checkpoint, os.access
+
+    def closed(path: Path) -> bool:
+        return path.name in ("lost+found", "no name")
+
+    def is_checkpoint(path: Path) -> bool:
+        if closed(path):
+            raise PermissionError(13, "Permission denied")
+        return looked_at(path)
+
+    monkeypatch.setattr(sources, "is_checkpoint", is_checkpoint)
+    monkeypatch.setattr(os, "access", lambda path, mode: not closed(Path(path)) and access(path, mode))
+    assert [source.model for source in read_sources([str(tmp_path)])] == ["llama", "lost+found"]
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "no.yaml", "spaced out"])
