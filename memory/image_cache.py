@@ -6,7 +6,8 @@ are told, and its extents are free once each has answered or was lost.
 
 An image that is wanted and absent takes free extents; without enough of them it evicts images that are not pinned,
 least recently used first. If even that does not suffice, no image leaves and the wanted one is refused: its model is
-loaded from disk. It never evicts an image that was used since its own last use: of two models, the one that is used
+loaded from disk. A pinned one that is refused, because others are being filled, is wanted again as soon as more can
+leave. An image never evicts one that was used since its own last use: of two models, the one that is used
 twice while the other is not used at all is the more frequent (O'Neil et al., The LRU-K page replacement algorithm,
 SIGMOD 1993, with K = 2). So a model that is called once a day drives nobody out, and models that take turns and do not
 fit keep a part of them cached, where plain LRU would evict each shortly before it is needed. Uses in quick succession
@@ -209,7 +210,7 @@ class ModelCache:
         if now_ns >= image.used_ns + ONE_USE_NS or image.used_ns == _NEVER_NS:
             image.used_before_ns, image.used_ns = image.used_ns, now_ns
         if image.state is State.ABSENT and model not in self._waiting:
-            self._want(model, image)
+            self.counters.refused += not self._want(model, image)
         return self._drain()
 
     def filled(self, model: ModelId) -> list[CacheEffect]:
@@ -219,13 +220,15 @@ class ModelCache:
             return self._serve()
         image.state = State.CACHED
         self.counters.fills += 1
-        return [NotifyInstance(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
+        self._out += [NotifyInstance(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
+        return self._serve()
 
     def unfillable(self, model: ModelId) -> list[CacheEffect]:
-        """The image could not be read, or its fill was abandoned."""
+        """The image could not be read, or its fill was abandoned. A pinned one is not tried again at once."""
         self.counters.failed_fills += not self._images[model].dropped
         self._release(model, self._images[model])
-        return self._serve()
+        self._serve_waiting()
+        return self._drain()
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
@@ -272,16 +275,17 @@ class ModelCache:
         leaving = sum(image.count for image in self._images.values() if image.state is State.EVICTING)
         return self._pool.free + leaving - sum(self._images[model].count for model in self._waiting)
 
-    def _want(self, model: ModelId, image: _Image) -> None:
+    def _want(self, model: ModelId, image: _Image) -> bool:
+        """Whether the image is on its way, or waits for those that leave."""
         victims = self._victims(image, image.count - self._unpromised())
         if victims is None:
-            self.counters.refused += 1
-            return
+            return False
         self._waiting.append(model)
         for victim in victims:
             self.counters.evictions += 1
             self._evict(victim, self._images[victim])
         self._serve_waiting()
+        return True
 
     def _victims(self, wanted: _Image, short: int) -> list[ModelId] | None:
         """The models whose extents make up for the missing ones; None if none suffice."""
@@ -333,7 +337,11 @@ class ModelCache:
             self._out.append(Fill(model, extents))
 
     def _serve(self) -> list[CacheEffect]:
+        """More is free, or may leave: those that wait come first, then pinned images that were refused."""
         self._serve_waiting()
+        for model, image in self._images.items():
+            if image.pinned and image.state is State.ABSENT and model not in self._waiting:
+                self._want(model, image)
         return self._drain()
 
     def _drain(self) -> list[CacheEffect]:

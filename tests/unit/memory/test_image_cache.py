@@ -151,6 +151,22 @@ def test_a_pinned_image_makes_room_and_stays() -> None:
     assert books.cached() == {M, N}
 
 
+def test_a_pinned_image_comes_in_once_those_in_its_way_may_leave() -> None:
+    """As when a server starts: images that were added before it fill the cache."""
+    cache = ModelCache(4)
+    cache.join(A)
+    cache.add(K, 2)
+    cache.add(L, 2)
+    assert cache.add(M, 3, pinned=True) == [], "nothing can leave: both are being filled"
+    assert cache.filled(K) == [NotifyInstance(A, ImageCached(K, (PageRun(0, 2),)))], "that alone is too little"
+    assert cache.filled(L)[1:] == [NotifyInstance(A, EvictImage(K)), NotifyInstance(A, EvictImage(L))]
+    cache.evicted(K, A)
+    assert cache.evicted(L, A) == [Fill(M, (PageRun(0, 3),))]
+    assert cache.counters.refused == 0, "nobody asked for it"
+    assert cache.unfillable(M) == [], "it is not read again and again"
+    cache.check()
+
+
 def test_an_image_is_pinned_later_and_let_go_again() -> None:
     books = Books(4, k=2, l=2, m=2)
     effects = books.cache.pin(M)
