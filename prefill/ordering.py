@@ -103,10 +103,12 @@ class Ordering:
                 continue
             for job in group.jobs:
                 rank_ns = self.rank_ns(job)
-                fits = self.piece_stop(job, job.kept_tokens) == job.prefill_tokens
-                if fits and rank_ns < paused.rank_ns and (best is None or rank_ns < best[0]):
+                if rank_ns < (best[0] if best else paused.rank_ns) and self._is_one_piece(job):
                     best = rank_ns, job
         return best[1] if best else None
+
+    def _is_one_piece(self, job: Job) -> bool:
+        return self.piece_stop(job, job.kept_tokens) == job.prefill_tokens
 
     # --- what it learns ---------------------------------------------------------------------------------------------
 
@@ -123,7 +125,7 @@ class Ordering:
             return
         self._queue.changed = True
         ranked_ns = self._ranked_ns(job)
-        if all([ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs]):
+        if all(ranked_ns <= self._ranked_ns(other) for group in self._queue.groups for other in group.jobs):
             self._relieved_ns = now_ns
 
     def ran(self, model: ModelId, duration_ns: int, pieces: list[tuple[int, int]]) -> None:

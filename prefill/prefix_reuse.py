@@ -51,9 +51,10 @@ class PrefixReuse:
         self._past = _Past(job.served, shape, _tokens(job), device, event, held=True)
 
     def settle(self, waiting: Iterable[Job]) -> None:
-        """Lets go of the last KV if none of the jobs that wait could go on from it."""
+        """Lets go of the last KV if none of the jobs that wait could go on from it. Asked with each event, so that no
+        job behind the first of these is looked at."""
         past = self._past
-        if past and past.held and not any([self._is_of_use(past, job) for job in waiting]):
+        if past and past.held and not any(self._is_of_use(past, job) for job in waiting):
             self.let_go()
 
     def let_go(self) -> None:

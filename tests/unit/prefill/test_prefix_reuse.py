@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
+import pytest
 from msgspec.structs import replace
 
 from aegis.core.effects import CopyBlocks, MoveBlocks, StreamName, Track
+from aegis.core.events import Tick
 from aegis.core.ids import InstanceId, RequestId
 from aegis.core.messages import Cancel, CheckPrefix, NeedSlabs, Prefilled, PrefixChecked, Reused, Submit
 from aegis.core.request import Job, KeptPrefix
+from prefill import prefix_reuse
 from prefill.core import PrefillCore
 from tests.sim.driven import Driven, ledger, make_job, sides
 from tests.unit.prefill.jobs import OUT, TWO_MODELS_FIT, A, B, loaded
@@ -75,6 +80,18 @@ def test_another_choice_goes_on_from_the_last_ones_kv() -> None:
     assert sum(count for _, _, count in move.copies) == 3
     assert (run.job.request, run.start, run.stop) == (2, 39, 40)
     assert not driven.under_way(IN), "what is kept is less"
+
+
+def test_jobs_behind_the_first_that_goes_on_from_the_last_kv_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = reusing()
+    for request in range(1, 40):
+        driven.on(Submit(known(request, kept=None), 1))
+    loaded(driven)
+    driven.stepped(5)
+    compared = Mock(side_effect=prefix_reuse.common_tokens)
+    monkeypatch.setattr(prefix_reuse, "common_tokens", compared)
+    driven.on(Tick())
+    assert compared.call_count == 1
 
 
 def two_choices(pages: int, *, slabs: int | None) -> Driven[PrefillCore]:
