@@ -8,8 +8,8 @@ Slabs are filled from their beginning and leave as a whole, the least recently u
 elsewhere that continue theirs. A reader holds nothing: it copies, and then asks whether the blocks were there all the
 time (`intact`). Only a slab that is being written to cannot leave; it can as soon as its writer has ended.
 
-Laws: (K1) a kept block lies in one slab that is held, at a place of its own; (K2) its parent is kept, too; (K3) the
-count of a slab's writers is right; (K4) the entries of a slab are those that lie there.
+Laws: (K1) a kept block lies in one slab that is held, at a place of its own; (K2) its parent is kept, too, and no tree
+without blocks is; (K3) the count of a slab's writers is right; (K4) the entries of a slab are those that lie there.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class KeptPrefixes:
     ) -> KeepKv:
         """The blocks of the offer that are to be written, and their places: those after the blocks that are kept
         already, as far as there is room in slabs that are to `spare`, or that were used longer ago."""
-        root = self._roots.setdefault((image, shape), _Entry(0, b"", None, None, -1))
+        root = self._roots.get((image, shape)) or _Entry(0, b"", None, None, -1)
         blocks = _blocks(offer.tokens, shape)
         known = self._known(root, blocks)
         self._use(known)
@@ -159,6 +159,7 @@ class KeptPrefixes:
             parent = self._enter(slab, block, parent)
             made.append(parent)
         if made:
+            self._roots[image, shape] = root
             self._writing[writer, offer.offer] = _Writing(tuple(made), tuple(slabs.values()))
         return KeepKv(offer.offer, len(known), runs_of(entry.block for entry in made))
 
@@ -192,7 +193,7 @@ class KeptPrefixes:
 
     def check(self) -> None:
         """Raises LawBroken if a law does not hold."""
-        places = Counter(entry.block for entry in self._entries.values())
+        places, roots = Counter(entry.block for entry in self._entries.values()), set(self._roots.values())
         for number, entry in self._entries.items():
             slab = entry.slab
             if slab is None or self._slabs.get(slab.slab) is not slab or entry.block // slab.places != slab.slab:
@@ -202,8 +203,10 @@ class KeptPrefixes:
             parent = entry.parent
             if parent is None or parent.children.get(entry.tokens) is not entry:
                 raise LawBroken(f"K2: entry {number} cannot be found")
-            if parent.slab and parent.number not in self._entries:
+            if parent.number not in self._entries if parent.slab else parent not in roots:
                 raise LawBroken(f"K2: what entry {number} goes on from is gone")
+        if not all(root.children for root in roots):
+            raise LawBroken("K2: a tree without blocks is kept")
         writers = Counter(slab.slab for writing in self._writing.values() for slab in writing.slabs)
         if any(slab.writers != writers[slab.slab] for slab in self._slabs.values()) or writers.keys() - self._slabs:
             raise LawBroken(f"K3: {writers} are written to")
@@ -261,8 +264,11 @@ class KeptPrefixes:
 
     def _forget(self, first: _Entry) -> None:
         """The block cannot be found any more, nor the blocks that continue it."""
-        assert first.parent
-        del first.parent.children[first.tokens]
+        above = first.parent
+        assert above
+        del above.children[first.tokens]
+        if above.slab is None and not above.children:
+            self._roots = {key: root for key, root in self._roots.items() if root is not above}
         going = [first]
         while going:
             entry = going.pop()

@@ -60,3 +60,19 @@ def test_the_end_of_a_prefix_leaves_before_its_beginning() -> None:
     for left in (2, 1, 0):
         assert len(kept.release(1)) == 1
         assert found(kept, 1, 2, 3) == left
+
+
+def test_of_an_image_of_which_nothing_is_kept_nothing_is_left() -> None:
+    """Models come and go for as long as a server runs."""
+    kept, spare = KeptPrefixes(PAGE), slabs(1)
+    for number in range(3):
+        offer = OfferKv(number, SPEC.model, token_bytes(spelled(number)))
+        kept.offer(WRITER, offer, f"image {number}", SHAPE, lambda: next(spare, None))
+        kept.check()
+        kept.ended(WRITER, number, done=True)
+        kept.check()
+        assert len(kept._roots) == 1
+    kept.release(1)
+    kept.offer(WRITER, OfferKv(3, SPEC.model, token_bytes(spelled(3))), "no room", SHAPE, lambda: None)
+    kept.check()
+    assert not kept._roots
