@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from aegis.core.clock import NS_PER_S
@@ -19,6 +19,10 @@ from proxy.routing.admission import Admission
 from proxy.routing.sessions import Session
 
 PATIENCE: Final = 2
+
+_ENDED_MOST: Final = 1_000
+"""Of requests that have ended, and as many more as there are others, entries are kept until their time is over: TTFTs
+may be hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,15 @@ class Patience:
     def watch(self, job: Job, *, refusable: bool) -> None:
         """The request has come."""
         if self._give_up_ns is not None:
-            heappush(self._waiting, (job.arrival_ns + self._give_up_ns, job.request))
+            patience_ns = self._give_up_ns
         elif refusable and job.model in self._ttft_ns:
-            heappush(self._waiting, (job.arrival_ns + PATIENCE * self._ttft_ns[job.model], job.request))
+            patience_ns = PATIENCE * self._ttft_ns[job.model]
+        else:
+            return
+        if len(self._waiting) > 2 * len(self._sessions) + _ENDED_MOST:
+            self._waiting = [entry for entry in self._waiting if entry[1] in self._sessions]
+            heapify(self._waiting)
+        heappush(self._waiting, (job.arrival_ns + patience_ns, job.request))
 
     def over(self, now_ns: int, *, arrival: bool) -> Iterator[GivenUp]:
         """Those whose time is over; each ends before the next one is looked at. `arrival`: another request has come."""

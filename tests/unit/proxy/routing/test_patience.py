@@ -15,7 +15,17 @@ from aegis.core.role import Role
 from aegis.sim.faults.fake_models import make_spec
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
-from proxy.routing.events import Effect, Ended, Event, InstanceUp, MessageReceived, ModelUp, RequestArrived, To
+from proxy.routing.events import (
+    ClientLeft,
+    Effect,
+    Ended,
+    Event,
+    InstanceUp,
+    MessageReceived,
+    ModelUp,
+    RequestArrived,
+    To,
+)
 from proxy.routing.patience import PATIENCE
 from proxy.routing.router import Router
 
@@ -101,3 +111,14 @@ def test_a_prefill_instance_has_not_the_time_if_its_queue_is_longer_than_the_ttf
     longer = pool.core.loads()[0].prefill_ns > TTFT_NS
     assert longer == (tokens > 50)
     assert pool.refused(LATER_NS) == ([1] if longer else [])
+
+
+def test_nothing_is_kept_for_long_of_requests_that_have_ended() -> None:
+    """A TTFT may be hours, and thousands of requests end within it."""
+    pool = Pool(MIXED, step_ms=150)
+    pool.arrive(1)
+    for request in range(2, 5_000):
+        pool.arrive(request)
+        pool.tell(ClientLeft(RequestId(request)))
+    assert len(pool.core._patience._waiting) < 2_000
+    assert pool.refused(LATER_NS) == [1], "the one that still waits is not forgotten"
