@@ -499,8 +499,7 @@ class PrefillCore:
     def _in_use(self) -> set[ModelId]:
         """Models that a job here is of, and adapters."""
         begun = [running.job for running in self._queue.begun()]
-        running = {job.model for job in begun} | {job.served for job in begun}
-        return {*self._queue.needed(), *self._queue.adapters()} | running
+        return self._queue.wanted() | {job.model for job in begun} | {job.served for job in begun}
 
     def _return_slabs(self) -> None:
         surplus = self.ledger.surplus_slabs(keep=0 if self._requested_slabs else 1)

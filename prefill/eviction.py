@@ -64,20 +64,18 @@ class Eviction:
         """Loads the next group's model while this one prefills, but never at the cost of anything that the queue needs
         sooner: models, and room for the KV of the running group's jobs."""
         weights, running = self._ledger.weights, self._queue.running
-        loading = weights.loading()
-        if not loading and running is None:
-            return
-        needed = self._queue.needed()
-        wanted = {*needed, *self._queue.adapters()}
-        self._abandon(model for model, _ in loading if model not in wanted)
+        if loading := weights.loading():
+            wanted = self._queue.wanted()
+            self._abandon(model for model, _ in loading if model not in wanted)
         if running is None or loading:
             return
-        model = next((model for model in needed if model != running.job.model), None)
+        model = next((model for model in self._queue.needed() if model != running.job.model), None)
         if model is None or weights.is_resident(model):
             return
         spare = self._spare_pages()
         if self._ledger.must_wait(self._weight_pages(model) + spare):
             return
+        wanted = self._queue.wanted()
         idle = [victim for victim in self._expendable(model) if victim not in wanted]
         if self._weights.load(model, idle, spare=spare, prefetch=True):
             self._counters.prefetches += 1
@@ -103,8 +101,8 @@ class Eviction:
 
     def give_back(self, asked: TakeBack, now_ns: int) -> None:
         """Gives back pages that the node asks for; gently, only those of models that no job needs now."""
-        needed = {*self._queue.needed(), *self._queue.adapters()}
-        self._weights.give_back(asked, [model for model in self._expendable(None) if model not in needed], now_ns)
+        wanted = self._queue.wanted()
+        self._weights.give_back(asked, [model for model in self._expendable(None) if model not in wanted], now_ns)
 
     # ------------------------------------------------------------------------------------------------------------------
 

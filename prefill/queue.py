@@ -140,9 +140,9 @@ class Queue:
         """Models with waiting jobs, in the order in which they are needed."""
         return list(dict.fromkeys([group.model for group in self.groups if group.jobs]))
 
-    def adapters(self) -> list[ModelId]:
-        """The adapters of the jobs that wait."""
-        return [job.adapter for group in self.groups for job in group.jobs if job.adapter is not None]
+    def wanted(self) -> set[ModelId]:
+        """The models with waiting jobs, and the adapters of these."""
+        return {model for group in self.groups for job in group.jobs for model in (job.model, job.served)}
 
     def drain(self, model: ModelId) -> list[Job]:
         """Takes out all waiting jobs of a model, or of an adapter."""
