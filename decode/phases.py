@@ -24,16 +24,8 @@ class Phases:
         """A run of them begins, in which the first ones have rows of prompts."""
         for sequence, row in zip(sequences, prompts, strict=False):
             if row.start == sequence.reused and not sequence.suspect:
-                self.prefill(sequence)
+                self._start(sequence)
         self.run(sequences[len(prompts) :])
-
-    def prefill(self, sequence: Sequence) -> None:
-        """The first run of its prefill. If it starts after reused KV, the engine has to be told (`Track`): a prefill
-        starts a sequence by itself only at position 0."""
-        job = sequence.job
-        if sequence.reused:
-            self._effects.append(Track(job, job.sent))
-        self._effects.send(Started(job.request, job.attempt))
 
     def run(self, sequences: Iterable[Sequence]) -> None:
         self._set([s for s in sequences if not s.running], running=True)
@@ -46,6 +38,16 @@ class Phases:
     def leave(self, sequence: Sequence) -> None:
         """The sequence is about to be dropped: it does not count as running any more."""
         self.running -= sequence.running
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, sequence: Sequence) -> None:
+        """The first run of its prefill. If it starts after reused KV, the engine has to be told (`Track`): a prefill
+        starts a sequence by itself only at position 0."""
+        job = sequence.job
+        if sequence.reused:
+            self._effects.append(Track(job, job.sent))
+        self._effects.send(Started(job.request, job.attempt))
 
     def _set(self, changed: list[Sequence], *, running: bool) -> None:
         for sequence in changed:

@@ -29,10 +29,10 @@ from decode.prefill_chunks import next_row
 from decode.prompt_rows import PromptRows, is_alone, learnt_pieces
 from decode.rows import decode_rows
 from decode.sequences import Sequence, Where
+from decode.turn_runs import FOR_EVER_NS
 from decode.worklist import Batch
 
 _UNDIVIDED: Final = (WHOLE,)
-_FOR_EVER_NS: Final = (1 << 63) - 1
 _OF_PREFILLS: Final = 3 / 4  # the power of its share that a prefill's speed is taken to be
 _NEWEST_SHARE: Final = 1 / 4  # of how much longer a prefill takes on a share
 
@@ -87,18 +87,18 @@ class SecondLane:
         self._has_joined = False  # somebody who may run here, since the run on the first lane began
 
     @property
-    def under_way(self) -> bool:
+    def _under_way(self) -> bool:
         return bool(self._work.beside)
 
     @property
-    def divided(self) -> bool:
+    def _divided(self) -> bool:
         return self._shares != _UNDIVIDED
 
     @property
     def wants_end(self) -> bool:
         """Whether the run on the first lane should end: somebody new may run beside it, or nobody does any more and it
         is to have the whole device again."""
-        return (self._has_joined or self.divided) and not self.under_way
+        return (self._has_joined or self._divided) and not self._under_way
 
     # --- choosing -----------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class SecondLane:
     def takes(self, batch: Batch, ready: list[Sequence], now_ns: int) -> bool:
         """Whether these sequences decode while a prompt of the batch, or something else, runs beside them. Both lanes
         are idle, or the second one is not."""
-        if self.under_way:
+        if self._under_way:
             return True
         if self._offers:
             self._choice = self._chosen(batch, ready, now_ns)
@@ -124,10 +124,10 @@ class SecondLane:
         self._choice = None
         if begins:
             self._has_joined = False
-        if self.under_way or not work.stepping or turn is None:
+        if self._under_way or not work.stepping or turn is None:
             return None, None
         if not begins:
-            if not self.divided:
+            if not self._divided:
                 return None, None
             choice = self._chosen(turn.batch, list(work.stepping), now_ns)
             if choice and choice.shares != self._shares:
@@ -246,7 +246,7 @@ class SecondLane:
         latency, slower = self._step_times.latency[batch.model], self._prefill_factor(choice.shares[1])
         within_ns = None if choice.within_ns is None else round(choice.within_ns / slower)
         rows = [next_row(first, latency, self._work.rules, within_ns)]
-        joins_ns = max(within_ns, round(choice.joins_ns / slower)) if within_ns is not None else _FOR_EVER_NS
+        joins_ns = max(within_ns, round(choice.joins_ns / slower)) if within_ns is not None else FOR_EVER_NS
         slo = self._ledger.specs[batch.model].slo
         left_ns = round((slo.due_ns(first.job.arrival_ns, first.generated) - now_ns) / slower)
         if left_ns >= latency.prefill_ns(rows[0].stop, rows[0].start):
@@ -311,7 +311,7 @@ class SecondLane:
         steps, rows = len(event.steps), len(stepped)
         context = sum([s.cached for s in stepped]) + rows * (steps - 1) // 2
         model, step_ns = stepped[0].job.model, event.duration_ns // steps
-        if self.saw_steps(model, rows, context, steps, step_ns, lane=event.lane):
+        if self._saw_steps(model, rows, context, steps, step_ns, lane=event.lane):
             return None
         return self._step_times.saw(model, now_ns, context_tokens=context, rows=rows, step_ns=step_ns)
 
@@ -320,13 +320,13 @@ class SecondLane:
     ) -> None:
         """Learns how long a step took that had these `rows` of prompts, and in which `streams` decoded."""
         model, pieces = stepped[0].job.model, learnt_pieces(stepped, rows)
-        if event.duration_ns and not self.saw_prefill(model, pieces, event):
+        if event.duration_ns and not self._saw_prefill(model, pieces, event):
             self._prompt_rows.learn(pieces, streams, model, event.duration_ns)
 
-    def saw_steps(self, model: ModelId, rows: int, context: int, steps: int, step_ns: int, *, lane: int) -> bool:
+    def _saw_steps(self, model: ModelId, rows: int, context: int, steps: int, step_ns: int, *, lane: int) -> bool:
         """Whether these `steps` were run on a part of the device, and say nothing of the whole."""
-        if not self.divided or self._companion is None:
-            return self.divided
+        if not self._divided or self._companion is None:
+            return self._divided
         share, factor = self._shares[lane], step_ns / self._step_times.latency[model].decode_ns(context, rows)
         beside = _beside(self._companion[0]) if lane else self._companion[1]
         decoding, guard = Decoding(rows, context), self._guard(model)
@@ -338,11 +338,11 @@ class SecondLane:
         self._step_factors[key] = _learned(self._step_factor(share, prefill=key[1]), factor, share)
         return True
 
-    def saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], event: Stepped) -> bool:
+    def _saw_prefill(self, model: ModelId, pieces: list[tuple[int, int]], event: Stepped) -> bool:
         """The same of pieces of prompts, of each positions `[start, stop)`. Where streams never pause, no prompt ever
         has the whole device; so its estimate learns from a part, nearly in proportion, since prefills are bound by
         compute."""
-        if not self.divided:
+        if not self._divided:
             return False
         if not event.lane:
             return True  # a prompt that overtook this lane's, in a step with streams on a share: it says nothing

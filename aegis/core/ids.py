@@ -32,9 +32,6 @@ SlabId = NewType("SlabId", int)
 BlockId = NewType("BlockId", int)
 """A KV block within a region, for one shape: `slab * blocks_per_slab + index`."""
 
-PageId = NewType("PageId", int)
-"""A physical extent of a device's page pool."""
-
 
 class PageRun(NamedTuple):
     """Adjacent extents `[start, stop)` of a device's page pool, or of the host's image cache."""
