@@ -80,6 +80,7 @@ class Ordering:
         return min(slo.gap_ns, left_ns) if left_ns >= self.alone_ns(job) else slo.gap_ns
 
     def alone_ns(self, job: Job) -> int:
+        """What its prefill takes in steps of its own."""
         return self._latency[job.model].prefill_ns(job.prefill_tokens, job.kept_tokens)
 
     def joined_ns(self, job: Job) -> int | None:
@@ -92,7 +93,7 @@ class Ordering:
         overtakes it, so that none starves."""
         if self._policy is None:
             return 0
-        return self._ranked_ns(job) + self._latency[job.model].prefill_ns(job.prefill_tokens, job.kept_tokens)
+        return self._ranked_ns(job) + self.alone_ns(job)
 
     def overtakes(self, paused: Running) -> Job | None:
         """The job that comes before the next piece of another one: it has the least rank of those that fit in a piece
@@ -151,11 +152,8 @@ class Ordering:
     def _view(self, job: Job) -> PrefillJob:
         slo, index = self._ledger.specs[job.model].slo, len(job.sent)
         urgent_ns, due_ns = job.urgent_ns(slo, index), slo.due_ns(job.arrival_ns, index)
-        latency = self._latency[job.model]
-        prefill_ns = latency.prefill_ns(job.prefill_tokens, job.kept_tokens)
-        return PrefillJob(
-            job.model, job.ranked_ns(slo), urgent_ns, due_ns, slo.ttft_ns, prefill_ns, latency.switch_ns()
-        )
+        switch_ns = self._latency[job.model].switch_ns()
+        return PrefillJob(job.model, job.ranked_ns(slo), urgent_ns, due_ns, slo.ttft_ns, self.alone_ns(job), switch_ns)
 
     def _load_ns(self, jobs: list[Job], now_ns: int) -> dict[ModelId, int]:
         load_ns, weights = {}, self._ledger.weights

@@ -137,13 +137,13 @@ class Router:
         self._decodes.grow(now_ns)
         match event:
             case MessageReceived():
-                self._on_message(event.instance, event.message, now_ns)
-                self._give_up_late(now_ns)
+                self._on_message(event.instance, event.message)
+                self._give_up_late()
             case RequestArrived(job, first_choice, refusable):
                 assert job.request not in self._sessions
                 self._arrivals.add(job.model, len(job.prompt))
                 self._sessions[job.request] = Session(job, first_choice=first_choice, sent=list(job.sent))
-                self._give_up_late(now_ns, arrival=True)
+                self._give_up_late(arrival=True)
                 self._patience.watch(job, refusable=refusable)
                 self._place(job.request)
             case ClientLeft(request, satisfied):
@@ -256,7 +256,7 @@ class Router:
         self._out.append(To(session.decode, Adopt(job, tuple(session.sent), session.kv)))
         session.kv = None
 
-    def _chosen(self, work: Work, target: InstanceId | None = None) -> InstanceId | None:
+    def _chosen(self, work: Work, target: InstanceId | None) -> InstanceId | None:
         home = target if target in self._decodes else self._places.of(work.model, self._decodes, self._decodes)
         return home or self._decode_policy.place(work, self._decodes)
 
@@ -275,20 +275,20 @@ class Router:
         lacks = f"no instance has a place for model '{self._sessions[request].job.model}'"
         self._end(request, Step.FAIL, message=f"{lacks}; {PLACES_NEED}", failure=Failure.NO_PLACE)
 
-    def _give_up_late(self, now_ns: int, *, arrival: bool = False) -> None:
-        for late in self._patience.over(now_ns, arrival=arrival):
+    def _give_up_late(self, *, arrival: bool = False) -> None:
+        for late in self._patience.over(self._now_ns, arrival=arrival):
             self._stop_work(late.request)
             self._end(late.request, Step.FAIL, message=late.why, failure=late.kind, retry_s=late.retry_s)
 
     # --- what instances say -------------------------------------------------------------------------------------------
 
-    def _on_message(self, instance: InstanceId, message: FromInstance, now_ns: int) -> None:
+    def _on_message(self, instance: InstanceId, message: FromInstance) -> None:
         match message:
             case Tokens():
-                self._decodes.tokens_came(instance, now_ns)
+                self._decodes.tokens_came(instance, self._now_ns)
                 self._tokens(message)
             case Prefilled():
-                self._decodes.tokens_came(instance, now_ns)
+                self._decodes.tokens_came(instance, self._now_ns)
                 self._prefilled(message)
             case SwitchDone():
                 self._switched(instance, message)
