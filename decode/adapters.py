@@ -52,10 +52,11 @@ class Adapters:
         return self._ledger.kv_pages(sequence.shape, sequence.blocks_now() - sequence.held)
 
     def bring_in(self, batch: Batch, due: list[Sequence], load: Callable[[ModelId, int], bool]) -> None:
-        """Those that its sequences lack, of sequences that are `due` before others; a sequence for whose adapter there
-        is no room was refused. Pages are spared for the KV of its sequence and of the first one: adapters that filled
-        the device would let no sequence go on. Where one that is due is refused, nothing comes in for who is not: it
-        would take the room that is made for the other one, and leave for it, again and again."""
+        """Loads the adapters that the batch's sequences lack, first those of sequences that are `due`; a sequence is
+        refused if there is no room for its adapter. Pages are spared for the KV of that sequence and of the first one
+        that is due: if adapters filled the device, no sequence could go on. Once a sequence that is due has been
+        refused, nothing comes in for those that are not: that would take the room that is made for it, and leave for
+        it, again and again."""
         lacking = [s for s in batch.sequences if self.pages(s)] if self._ledger.adapters else []
         short = False
         for sequence in sorted(lacking, key=lambda s: s not in due):

@@ -12,10 +12,11 @@ Deadline = tuple[int, int]  # of a sequence's next token, as it is and shifted b
 
 
 class BatchRequests:
-    """What a view needs of sequences that are in no run on the second lane. They are looked at once: an instance makes
-    views of all its batches for each plan. If it `defers_refused`, deadlines of those that were refused room are there
-    only where no others are, and if it `defers_arriving`, so are those of which the KV is on its way: a batch that had
-    turn after turn for them would bring its other sequences on instead."""
+    """What a view needs to know of a batch's sequences, found in one pass, because an instance makes views of all its
+    batches for each plan. Sequences in a run on the second lane are left out. If it `defers_refused`, the deadlines of
+    sequences that were refused room count only where there are no others; if it `defers_arriving`, so do those of
+    sequences whose KV is on its way. Such sequences cannot run yet: a batch that had turn after turn for their sake
+    would only bring its other sequences forward."""
 
     __slots__ = (
         "again_tokens",

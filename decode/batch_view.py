@@ -38,8 +38,9 @@ class BatchViews:
         self._change_times = change_times
 
     def ran(self, stepped: tuple[Sequence, ...], prompts: tuple[Row, ...], event: Stepped, now_ns: int) -> None:
-        """A run has ended, in which the first of those that `stepped` had rows of `prompts` and the others steps, and
-        their tokens are not counted yet. A step of a batch counts by those of its rows that had it."""
+        """A run has ended. The first of the sequences that `stepped` had the rows of `prompts`, the others decoded;
+        their tokens are not counted yet. Where only some rows of a batch had a decode step, it counts as that part of a
+        step of all."""
         turn, streams = self.work.turn, stepped[len(prompts) :]
         if prompts:
             latency = self.step_times.latency[stepped[0].job.model]
@@ -135,8 +136,8 @@ class BatchViews:
         )
 
     def _seen(self, batch: Batch, slo: Slo, *, defers: bool) -> BatchRequests:
-        """Where many requests wait under overload, looking at each of them took most of an instance's plans. Of those
-        that have no turn, and nothing on the device, nothing changes but time."""
+        """Under overload, looking at each request that waits took most of the time of a plan. While a batch has no turn
+        and nothing on the device, nothing about its requests changes but the time."""
         seen = batch.resting
         if seen is not None and seen.slo is slo:
             return seen
@@ -184,9 +185,9 @@ def _next_prompt(sequence: Sequence, latency: Latency, slo: Slo, chunk_tokens: i
 def _worth(
     seen: BatchRequests, lead_ns: int, prefill_ns: int, step_ns: int, answer_tokens: float, now_ns: int
 ) -> _Worth:
-    """One on time is worth what its priority says. One that is late makes no token on time before it has caught up,
-    which takes `late / (TBT - step)` tokens; lengths of answers being about exponential, it makes more than these with
-    a chance of `exp(-tokens / answer_tokens)`, and counts for as much less."""
+    """A request that is on time is worth what its priority says. One that is late makes no token on time before it has
+    caught up, which takes `late / (TBT - step)` tokens. Lengths of answers being about exponential, it makes more than
+    that with a chance of `exp(-tokens / answer_tokens)`, and is worth that part."""
     in_time_by_ns: int | None = None
     worth, on_time, streams_late_ns, slo = 0.0, 0.0, 0, seen.slo
     lost_per_ns = 1.0 / (max(slo.tbt_ns - step_ns, 1) * answer_tokens)

@@ -250,7 +250,7 @@ class DecodeCore:
         self._second.joined(sequence.job.model)
 
     def _leave(self, sequence: Sequence, *, keep: bool = False) -> None:
-        """Whatever state its KV is in. A step in flight still writes to it. `keep`: another turn may begin like it."""
+        """Whatever state its KV is in; a run may still write to it. `keep`: a later prompt may begin with this KV."""
         del self._by_request[sequence.job.request]
         self._effects.append(Untrack(sequence.job.request))
         self._phases.leave(sequence)
@@ -399,8 +399,8 @@ class DecodeCore:
         self._effects.send(GaveUp(sequence.job.request, sequence.job.attempt))
 
     def _advance(self, now_ns: int) -> tuple[bool, DivideDevice | None, Batch | None]:
-        """Whether a step begins: it is the last thing this event asks for, with everything else under way; what has to
-        be done before it, and whose run begins on the second lane."""
+        """Whether a run begins on the first lane, how the device is to be divided first, and the batch whose run begins
+        on the second lane. Runs come last, when all else that the event asks for is under way."""
         if self._arrivals:
             self._arrivals.advance(idle=not self._work.batches)
         if self._lost_peers:
@@ -477,8 +477,8 @@ class DecodeCore:
             self._eviction.leave(batch)
 
     def _try(self, turn: RunningTurn, now_ns: int) -> bool:
-        """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once on the
-        way: look again."""
+        """Does what the turn needs next: weights and KV arrive side by side. True when memory was freed at once, so
+        that there is more to do now."""
         model, weights = turn.batch.model, self.ledger.weights
         self._models.check_active()
         if turn.pause:
@@ -536,9 +536,9 @@ class DecodeCore:
         return self._eviction.clear(turn) is Room.NOW
 
     def _begin_prefill(self, turn: RunningTurn, now_ns: int, ready: Iterable[Sequence]) -> bool:
-        """Of the batch's next sequence, or of a chunk of it, where there is room for the whole and it is not away.
-        Other prompts may join it. So do those that are `ready` to decode: that takes less than a step of their own, and
-        their tokens come no later. Behind a prompt that runs alone they have a step, however many such prompts come."""
+        """Begins the prefill of the batch's next sequence, or a chunk of it, if there is room for all of it and its KV
+        is not away. Other prompts may join, and those `ready` to decode: that takes less than a step of their own, and
+        their tokens come no later. After a prompt that runs alone they have a step, however many more of these wait."""
         batch, sequence = turn.batch, turn.batch.next_waiting()
         if sequence.where not in (Where.NOWHERE, Where.DEVICE) or not self._eviction.grow(sequence):
             return False
@@ -578,8 +578,8 @@ class DecodeCore:
         self._effects.send(done)
 
     def _stale(self, now_ns: int) -> bool:
-        """Whether the run under way should make no further step: who can be in it has changed, something else comes
-        before it, or pages are owed."""
+        """Whether the run under way should make no further step: it would have other rows, or something else comes
+        first."""
         turn = self._work.turn
         assert turn is not None
         there = self._there(turn.batch)

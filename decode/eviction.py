@@ -98,7 +98,8 @@ class Eviction:
         )
 
     def grow_ahead(self, sequences: Iterable[Sequence]) -> None:
-        """Blocks for more steps, so that a run need not end for lack of them, as long as no other KV has to leave."""
+        """Blocks for further steps, so that a run need not end for lack of them, as long as no other KV has to leave
+        for that."""
         for sequence in sequences:
             ahead = sequence.blocks_ahead(AHEAD_BLOCKS) - sequence.held
             if ahead > self._ledger.device.spare(sequence.shape):
@@ -167,7 +168,7 @@ class Eviction:
 
     def give_way(self, now_ns: int) -> bool:
         """Frees owed pages, as long as that disturbs no batch. True: the turn itself has to make way, because it has
-        had a step and its time, or stands still."""
+        had its step and its time, or cannot go on."""
         balloon, turn = self._ledger.balloon, self._work.turn
         if turn and turn.started_ns is None and not balloon.stands_still:
             balloon.expire(now_ns)  # a turn keeps the pages it was granted until it has had a step
@@ -376,5 +377,5 @@ class Eviction:
 
 
 def growth(sequence: Sequence) -> int:
-    """The blocks that are kept for it besides, as others are brought in."""
+    """The blocks that are kept free for it to grow into, while others are brought in."""
     return max(sequence.blocks_ahead(LOOKAHEAD_BLOCKS) - sequence.held, 0)

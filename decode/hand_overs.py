@@ -99,15 +99,15 @@ class HandOvers:
         self._wanted = [wanted for wanted in self._wanted if not self._done(wanted)]
 
     def bring_in(self) -> None:
-        """Brings in what is expected, while no turn here waits for what it needs itself."""
+        """Brings in expected models, as long as no turn here waits for what it needs itself."""
         if self._expected and (self._work.stepping or not self._work.batches):
             self._expected = [model for model in self._expected if not self._answered(model)]
             self._eviction.expected.intersection_update(self._expected)
             self._tried.intersection_update(self._expected)
 
     def take_back(self, sequence: Sequence) -> None:
-        """KV that was handed over from here, and that nobody else has adopted, is the sequence's own again. Nobody says
-        that it is released: that could be taken for a word about the next time."""
+        """KV that was handed over from here, and that nobody else has adopted, is the sequence's own again. No
+        `KvReleased` is sent: that could be taken for one about the next time that it is handed over."""
         handle = sequence.handle
         if handle and handle.owner == self._instance:
             handed = self._handed.take_back(sequence.job)
@@ -174,7 +174,7 @@ class HandOvers:
         return True
 
     def _comes(self, model: ModelId) -> bool:
-        """Whether it is on its way, or an answer is from which it may follow."""
+        """Whether it is on its way, or something is awaited after which it may be."""
         weights, ledger = self._ledger.weights, self._ledger
         if weights.is_loading(model):
             return not weights.is_abandoned(model)

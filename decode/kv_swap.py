@@ -35,9 +35,10 @@ from memory.slab_pool import NoBlocks
 
 
 def most_alike(sequence: Sequence, others: Iterable[Sequence]) -> tuple[Sequence | None, int]:
-    """The sequence whose KV on the device a prefill can best go on from, because it begins with most of the sequence's
-    tokens, and how many; the last of these has to be run. Such are choices of one request, and prompts that begin
-    alike. None if no KV has a common block that the sequence lacks."""
+    """The sequence whose KV on the device a prefill can best go on from, because it begins with the most tokens of the
+    sequence, and how many these are; the sequence's last token has to be run in any case. Such are the choices of one
+    request, and prompts that begin alike. None if no sequence has a whole block more in common than is reused already.
+    """
     tokens, best = (*sequence.job.prompt, *sequence.job.sent)[:-1], None
     served = sequence.job.served  # specs of one model differ where deadlines were set meanwhile
     most = sequence.reused + sequence.block_tokens - 1
@@ -230,7 +231,7 @@ class KvSwap:
             self._counters.compacted_bytes += shape.block_bytes * owned
 
     def loses(self, sequence: Sequence) -> bool:
-        """Whether its KV would be lost if it left the device now."""
+        """Whether its KV would be lost if it left the device now, the host having no room for it."""
         keep = sequence.shape.blocks_for(sequence.cached - sequence.lacks)
         return self._slabs is _Slabs.REFUSED and self._ledger.host.room(sequence.shape) < keep
 

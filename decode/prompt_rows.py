@@ -24,13 +24,14 @@ def is_alone(sequence: Sequence) -> bool:
 
 
 def with_a_block(ready: Iterable[Sequence]) -> list[Sequence]:
-    """Those that can have a step beside a prompt, or behind it: room for the prompt may have cost others theirs."""
+    """Those that can have a step beside a prompt, or after it: making room for the prompt may have cost some of them
+    theirs."""
     return [s for s in ready if s.where is Where.DEVICE and s.steps_held() > 0]
 
 
 def learnt_pieces(prompts: Iterable[Sequence], rows: Iterable[Row]) -> list[tuple[int, int]]:
-    """The positions, of each prompt in a step, that its time is of. Pieces that took no time are told with what follows
-    them."""
+    """The positions, of each prompt in a step, that the step's time is to be learnt of. An engine may leave pieces that
+    took no time to the step after them, so they are counted there."""
     return [(row.start if s.prefill_ns else s.reused, row.stop) for s, row in zip(prompts, rows, strict=True)]
 
 
@@ -104,8 +105,8 @@ class PromptRows:
         latency.saw_step(pieces, max(took_ns - beside_ns, 1))
 
     def _until_ns(self, turn: RunningTurn, first: Sequence, now_ns: int) -> int:
-        """By when a step of prompts has to end: when somebody needs another one, or at the deadline of the first
-        prompt, unless it is late whoever joins it."""
+        """By when a step of prompts has to end: when somebody else needs a step, or at the deadline of the first
+        prompt, unless that one is late whoever joins it."""
         job, slo = first.job, self._ledger.specs[first.job.model].slo
         until_ns = now_ns + slo.gap_ns if turn.free_until_ns is None else turn.free_until_ns
         due_ns = slo.due_ns(job.arrival_ns, first.generated)

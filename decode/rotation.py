@@ -1,12 +1,13 @@
-"""Rows of a batch that the device does not hold: they take turns at its memory.
+"""Rows of a batch that the device does not hold: they take turns in its memory.
 
-A batch that fits when its sequences come outgrows the device as they grow, and the last ones of it would wait until
-others have ended, while those run ahead of their deadlines. Instead, who is furthest ahead leaves for who is about to
-be late. Copies take time, so that who leaves has to be ahead of the other one by ten times what they take. Who is late
-waits for room: where there is too little for all, some are on time, and not all are late.
+A batch that fits when its sequences come may outgrow the device as they grow. Then its last sequences would wait until
+others have ended, while those run ahead of their deadlines. Instead, the sequence that is furthest ahead leaves for one
+that is about to be late. Copies take time, so the one that leaves has to be ahead of the other by ten times what they
+take. A sequence that is late already waits for room: where there is too little for all, some are on time rather than
+all late.
 
-Laws: (1) whoever leaves has more slack than who comes for it, and none is late; (2) no more leave than who comes needs
-the room of, beside the room in which others grow.
+Laws: (1) a sequence that leaves has more slack than the one that comes for it, and neither is late; (2) no more leave
+than those that come need the room of, beside the room into which others grow.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from memory.balloon import PageRequestState
 from memory.ledger import Ledger
 
 _COPIES: Final = 10
-"""By so many times of their copies one has to be ahead of the other."""
+"""By so many times the duration of their copies one has to be ahead of the other."""
 
 
 class Rotation:
@@ -105,7 +106,7 @@ class Rotation:
         return sequence.refused and comes and (adapter is None or self._ledger.weights.is_resident(adapter))
 
     def _put_away(self, last: Sequence, first: Sequence) -> bool:
-        """Whether it leaves: not where the host has no slab, or still has to give one."""
+        """Whether it leaves. It does not if the host has no slab for it, or still has to give one."""
         self._kv.put_away(last)
         if last.where is HOST and self._reasons:
             self._ledger.effects.append(self._reasons.rotated(last, first))

@@ -14,8 +14,8 @@ from aegis.core.request import EventHandle, Job, KeptPrefix, KvHandle
 
 
 class Where(Enum):
-    """The place of a sequence's KV. A sequence with its KV ABROAD, on another machine, is in no batch. KV that is being
-    moved out counts as HOST already: a swap-in waits for the swap-out's event (rule 2)."""
+    """The place of a sequence's KV. A sequence whose KV is ABROAD, on another machine, is in no batch. KV that is being
+    moved out counts as HOST already: a swap-in waits for the event of the swap-out (rule 2)."""
 
     ABROAD = "abroad"
     NOWHERE = "nowhere"  # it is to be prefilled here

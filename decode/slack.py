@@ -7,7 +7,7 @@ from aegis.core.views import BatchView
 
 def begin_by_ns(batch: BatchView) -> int:
     """The latest start with which no token that the batch waits for is late: its next deadline, less the time of a
-    change to its model, of its prefills if it waits for a first token, and of a step."""
+    change to its model, of a step and, if it waits for a first token, of its prefills."""
     first, due = batch.first_due_ns, batch.due_ns
     by_ns = first - batch.prefill_ns if first is not None else due
     if by_ns is None or (due is not None and due < by_ns):

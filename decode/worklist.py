@@ -232,8 +232,8 @@ class WorkList:
         self._is_stale = True
 
     def wait_for_weights(self, turn: RunningTurn) -> bool:
-        """Whether a new plan is made, in which others may go on meanwhile, where the rules say so. There is one at most
-        between two runs, whoever has the turn by it."""
+        """Whether a new plan is made, by which others may go on meanwhile, where the rules say so: at most one between
+        two runs, whichever turn asks."""
         if turn.waits or not self.rules.fills_loads:
             return False
         turn.waits = True
@@ -257,7 +257,7 @@ class WorkList:
         self._is_stale = True
 
     def ended(self) -> tuple[Sequence, ...]:
-        """The sequences of the run that has ended."""
+        """The sequences of the run on the first lane, which has ended."""
         stepped, self.stepping, self.under_way = self.stepping, (), False
         return stepped
 
@@ -363,9 +363,9 @@ class WorkList:
         return had or now_ns < batch.stuck_until_ns
 
     def give_up_pause(self, now_ns: int, until_ns: int, *, fits: bool) -> None:
-        """Ends a pause in which nothing can be run. There is none for its batch until then; if its prompt `fits`, until
-        the run on the second lane is over, which was in its way. If others were run before it, the change to the turn
-        that goes on is timed from now on."""
+        """Ends a pause in which nothing can be run. Its batch has no other one until then or, if its prompt `fits`,
+        until the run on the second lane is over, which was in its way. If others had runs in pauses before it, the
+        change to the turn that goes on is timed from now on."""
         assert self.turn is not None and self.turn.pause
         batch = self.turn.batch
         batch.stuck_until_ns = until_ns
@@ -378,7 +378,8 @@ class WorkList:
         self._reordered()
 
     def pass_over(self, batch: Batch, others: Iterable[Batch]) -> bool:
-        """Ends its turn. It has no other one before a request leaves, if one of these others can go on meanwhile."""
+        """Ends the batch's turn, if one of the others can go on meanwhile: the batch has no other turn before a request
+        leaves. Whether it was ended."""
         if not any([other.works and not other.passed_over for other in others]):
             return False
         batch.passed_over = self._has_passed_over = self._is_stale = True

@@ -1,22 +1,28 @@
 """What runs beside a decode, if the device can be divided.
 
-Something runs beside a decode: of the prompts and batches that are there, the one that has to begin first, if it is a
-prompt and both together do `lane_gain` times the work that one alone would do, or if it would otherwise be cut. If it
-is a batch, they have to do `pair_gain` times the work, which is more: beside another one, the batch that has to begin
-first is slower than it would be alone. Nor does it slow down for another one that has nobody left to be on time: that
-has to begin first of all, and has turns of its own. Either is let in if by the guard's word no step of a stream takes
-longer than its time between tokens or its gap target. A prompt of the decode's own batch that may not run beside it
-comes before what has to begin later, in the steps of the decode: it could not begin while something else ran beside
-them. If no share does for prompts, the largest one does where only the margin of the guard's word is missing. No first
-token is made late by a share of the device that would come twice as soon in pieces between the steps. Beside a prompt
-the decode has the least share that does, and two batches divide the device so that they do the most work. A prompt is
-run there for as long as `piece_steps` steps on the whole device at most, so that each piece does more than read
-weights, and a batch for `lane_turn_ns`, or `lane_turn_share` of the TTFT if that is shorter, since a prompt that
-arrives meanwhile waits for its end: then it is asked again who is due next. Prompts that would be next anyhow join one
-that is not cut for as long as `piece_steps` steps take beside them, and until the deadline of the first. One with a
-lower rank than the prompt on the second lane need not wait for the end of its piece: it has its step with the decode,
-if by the guard's word no stream waits too long for that either. A pause in a prompt's turn is where the prompt goes on
-beside the streams.
+Candidates are the prompts and batches whose weights are there. Of those that may run, the one does that has to begin
+first:
+
+(1) A prompt may run beside the decode if both together do `lane_gain` times the work that one of them would do alone,
+    or if it would be cut otherwise. A batch may if both together do `pair_gain` times the work. That is more, because
+    the batch that has to begin first is slower beside another one than alone. A batch of which no request can be on
+    time any more does not run beside another one: it has to begin before all others, and has turns of its own.
+(2) By the guard's word, no step of a stream may take longer than its time between tokens or its gap target. Where no
+    share does for a prompt, the largest one does if only the margin of the guard's word is missing.
+(3) No first token is made late by having a share of the device only, if it would come twice as soon in pieces between
+    the steps of the decode.
+(4) A prompt of the decode's own batch that may not run beside it comes before what has to begin later, in the steps of
+    the decode: it could not begin while something else ran beside them.
+
+Beside a prompt the decode has the least share that does; two batches divide the device so that they do the most work.
+
+A prompt runs there for as long as `piece_steps` steps on the whole device at most, so that each piece does more than
+read weights. A batch runs for `lane_turn_ns`, or `lane_turn_share` of the TTFT if that is shorter, since a prompt that
+arrives meanwhile waits for the end; then it is asked again who is due next. Prompts that would be next anyhow join one
+that is not cut, for as long as `piece_steps` steps take beside them, and until the deadline of the first. A prompt with
+a lower rank than the one on the second lane need not wait for the end of that one's piece: it shares a step with the
+decode, if by the guard's word no stream waits too long for that either. Where a turn is paused for streams, its prompt
+goes on beside them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """A request goes to the home of its model, unless another instance is under less pressure.
 
-The home is the instance of the last request of its model, unless the instance under the least pressure is better off by
-`migrate_share` of its time; if no request of the model is left there, unless another instance is better off at all. The
-same holds if its batches there have no room: they run on several instances rather than wait for each other's turns on
-one. To the pressure of an instance counts a load of the model there, unless its weights should be there, and another
-one where there is no room for all weights: they leave and come back whole, however little is lacking. A load that takes
-the part p of the TTFT counts p². At home the second one counts from p = 1 on: then whoever's weights have left is late
-for certain, and else the home is worth more than the room.
+The home is the instance of the last request of the model. The request goes elsewhere if the instance under the least
+pressure is better off by `migrate_share` of its time; or better off at all, if the request cannot join the one batch of
+its model at home, because there is none, no room in it, or more than one already: batches run on several instances
+rather than wait for each other's turns on one.
+
+The pressure of an instance includes a load of the model there, unless its weights should be there already, and another
+one if there is no room for all weights: they leave and come back whole, however little is lacking. A load that takes
+the part p of the TTFT counts p². At home the second one counts from p = 1 on: then a request whose weights have left is
+late for certain, and below that the home is worth more than the room.
 """
 
 from __future__ import annotations

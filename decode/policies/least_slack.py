@@ -33,8 +33,8 @@ _RAN_NS = attrgetter("ran_ns")
 
 @dataclass(frozen=True, slots=True)
 class LeastSlack:
-    """Requests are placed by `decode.policies.home`. Long prefills are cut as `decode.policies.pieces` says, and what
-    runs beside a decode is chosen by `decode.policies.companions`. The rest is about turns.
+    """Requests are placed by `decode.policies.home`, long prefills are cut by `decode.policies.pieces`, and what runs
+    beside a decode is chosen by `decode.policies.companions`. The rest is about turns.
 
     The slack of a batch is the time until it has to begin so that none of its tokens is late: its next deadline, less
     the time of loading its model, of its prefills and of a step. The batch with the least slack has the turn, and keeps
@@ -43,44 +43,45 @@ class LeastSlack:
     `turn_factor` of that. c is the mean over the batches of the time of a change, or of a step if that is longer: a
     turn begins as soon as the KV of one sequence is there, and a step without the others is worth little. Prefills of
     requests that have lost their KV, the host having no room for it, are a part of the change: they may lose it again.
-    Most of c is hidden behind the turn before, unless memory does not hold two models and their KV. What is not, the
-    time s in which nothing ran before turns, is seen: c is at least four times that.
+    Most of c is hidden behind the turn before, unless memory does not hold two models and their KV. What is not hidden
+    is seen as the time s in which nothing ran before turns: c is at least four times that.
 
     If less than `calm_share` of the time is needed, which is the sum over batches of step time over TBT, the quantum is
-    the time of `calm_switches` changes and `calm_quantum_ns` if that is shorter: spare time goes into earlier first
-    tokens.
+    at most the time of `calm_switches` changes and `calm_quantum_ns`: spare time goes into earlier first tokens.
 
-    While the weights of a turn are on their way, it pauses for the streams that are there, the one that has to begin
-    first before the others, until they have come: nobody waits for more than a step of them, and they need not be run
-    later. What runs beside a decode then does so beside them.
+    While the weights of a turn are on their way, it pauses for the streams that are there, in the order in which they
+    have to begin: they wait for no more than a step of each other, and need not be run later. What runs beside a decode
+    then runs beside them.
 
     A turn pauses for a prompt whose first token would be late at its end (`decode.policies.savable`), unless batches
     are shed: then one more request on time costs another one that is.
 
-    Where two batches go on at a time, side by side, others wait for half as many turns; so the quantum grows with the
-    part of the time in which they do, up to twice that: the others wait as long as ever, and changes take less of the
+    Where two batches run side by side, the others wait for half as many turns. So the quantum grows with the part of
+    the time in which they do, up to twice its length: the others wait as long as ever, and changes take less of the
     time.
 
     If more than all of the time is needed, not every batch can be on time. Those that make the most tokens on time per
-    second are kept so, and the others are shed (`decode.policies.overload`): they have turns in `shed_share` of the
-    time, of a quantum with their prefills, and those of them that can still be on time what the others can spare. A
-    request that is late counts less in that, the less of it can be on time once it has caught up.
+    second are kept on time, and the others are shed (`decode.policies.overload`): these have turns in `shed_share` of
+    the time, each of a quantum and their prefills, and those of them that can still be on time have what the others can
+    spare. A request that is late counts the less in that, the less of it can be on time once it has caught up.
 
-    One that is kept then, and that is full, so that another batch of its model waits, goes on after its quantum until
-    somebody else has to begin within one. Run ahead of its deadlines it loses no rows, for whoever leaves makes room
-    for others, and changes are saved. One with places left has the more rows in each step, the later it is run.
+    A batch that is kept then, and that is full, so that another batch of its model waits, goes on after its quantum
+    until somebody else has to begin within one. Running ahead of its deadlines costs it no rows, for others take the
+    places of those that end, and changes are saved. A batch with places left has the more rows in each step, the later
+    it runs.
 
     No batch starves. A batch comes before another one for a token that has to begin earlier, or because the other one
     is late and had a turn less than `1 / shed_share` quanta for each batch ago, and each token gets it one such turn,
     not counting those that prefills and pauses filled for a quantum, or that had pieces of prompts in them or a run
     beside them. A turn lasts for a quantum, the prefills it was planned with and one run. So a request that waits,
     other than for memory, waits for no more turns than others have tokens due before its own may count, prefills and
-    batches. Each batch has a turn in a round besides, unless batches are shed: then each end of a turn makes a new
-    plan, for the other turns of the old one would go to those that are to be put off. Nothing else does then but who
-    comes for the batch itself, so that its turn lasts as long as planned however many come.
-    A sequence for which its batch's last turn had no room is left out of this until the next one, if the batch has
-    others: its deadline would get the batch turn after turn, in which only those went on. So is one whose KV is on its
-    way when the turn of its batch is over, for the turn after that.
+    batches. Each batch has a turn in a round besides, unless batches are shed: then a new plan is made at the end of
+    each turn, for the other turns of the old one would go to those that are to be put off. During a turn only arrivals
+    for its own batch make a new plan then, so that it lasts as long as planned however many others come.
+
+    The deadline of a sequence for which its batch's last turn had no room does not count until the next one, if the
+    batch has others: it would get the batch turn after turn, in which only those others went on. Nor does that of a
+    sequence whose KV is on its way when the turn of its batch is over, for the turn after that.
     """
 
     migrate_share: float = 1.0

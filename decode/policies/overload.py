@@ -12,8 +12,8 @@ from decode.slack import begin_by_ns
 
 @dataclass(frozen=True, slots=True)
 class Shedding:
-    """When each batch counts as having to begin, by number, the batches that are not `kept` on time, and until when, if
-    there are any, nobody has been put off for as long as may be."""
+    """When each batch, by number, counts as having to begin, and which batches are `shed`: not kept on time. If there
+    are any, `latest_ns` is when the first batch has been put off for as long as may be."""
 
     by_ns: dict[int, int]
     shed: frozenset[int]
@@ -21,21 +21,22 @@ class Shedding:
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
-    """To be on time a batch needs a step in every TBT, the change to it in every quantum, its prefills in every TTFT,
-    and the steps by which it is late by more than a TTFT within the next one, since it makes nothing on time before it
-    has caught up. (Those that are less late are worth less.) If steps alone take more than all of the time,
-    `1 - shed_share` of it is given to batches in the order of their tokens on time per second of it, the densest in any
-    case, and the others are shed. If not, more prefills than there is time for are a burst that passes.
+    """To be on time, a batch needs a step in every TBT, the change to it in every quantum and its prefills in every
+    TTFT. If it is late by more than a TTFT, it also needs within the next one the steps by which it is late, since it
+    makes nothing on time before it has caught up. (Batches that are less late are worth less.) If steps alone take more
+    than all of the time, `1 - shed_share` of it is given to batches in the order of their tokens on time per second of
+    it, the densest in any case, and the others are shed. If they do not, more prefills than there is time for are a
+    burst that passes.
 
     All of the time is what the instance has been seen to have (`_seen_share`).
 
     A batch that is kept counts by its first token that can still be on time; where there is none, by its last turn. One
     that is shed counts by its last turn, or by its deadline if it had none, and so many quanta later that turns of all
-    batches in a row take `shed_share` of the time: nobody waits longer than that for lack of worth. Before that, time
-    that those that are kept can spare for a quantum of each goes to shed ones that can still be on time, and not to
-    those that have waited longest, which are the latest. The densest are first: by deadlines all of them would begin
-    just in time, and none stay so. But none comes before a batch that may be put off no longer than until the other has
-    to begin.
+    shed batches in a row take `shed_share` of the time: no batch waits longer than that for lack of worth. Before that,
+    the time that kept batches can spare, beside a quantum for each of them, goes to shed ones that can still be on
+    time, the densest first, rather than to those that have waited longest and are the latest: by deadlines all of them
+    would begin just in time, and none stay so. But none of them comes before a batch that may not be put off until the
+    other has to begin.
     """
     densest = [(_needs(batch, quantum_ns), batch) for batch in batches]
     densest.sort(key=_density, reverse=True)
@@ -59,10 +60,10 @@ def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, n
 
 def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, BatchView]], room: float) -> float:
     """The part of its time in which the instance does what needs count. Steps of those that would be kept are a part of
-    what they need; if steps of whole batches have had less of the time, the rest went into what no estimate knows, be
-    it prompts that come one after the other or rows whose KV was not there. That counts for no more than
+    what they need. If steps of whole batches have had less of the time than that, the rest went into what no estimate
+    knows, such as prompts that come one after the other, or rows whose KV was not there. That counts for no more than
     `LATE_WEIGHT` times the part of the requests that is late already: what is on time all the same is no loss. Where
-    two batches go on at a time there is more than all of the time: as much as steps were seen to have."""
+    two batches run at a time there is more than all of the time: as much as steps were seen to have."""
     kept = _kept(densest, room)
     steps = spoken_for([batch for batch in batches if batch.batch in kept])
     needs = sum([needs for needs, batch in densest if batch.batch in kept])

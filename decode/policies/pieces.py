@@ -1,12 +1,12 @@
 """The turns of an order in which prefills that take long are cut into pieces, with pauses for others.
 
 If the prefills of a turn take longer than half a gap target, they are cut into pieces, so that streams whose models are
-there go on beside them: each has a step, in a pause of the turn, before its last token is half its gap target ago, and
+there go on between them: each has a step, in a pause of the turn, before its last token is half its gap target ago, and
 before a token is late that can still be saved. Half, since estimates err and a piece is not all that takes time. The
-step comes earlier if the least piece would end too late for it, or a prompt that is not cut. A piece takes at least two
-steps of its model, or most of the time would go into reading weights, and at most a gap target, or `piece_steps` steps,
-if that is longer, where nobody streams, since a request that arrives during it waits for its end. All such steps take
-no more than `stream_share` of the time: if they would, each stream has one as often as that allows.
+step comes earlier if even the least piece, or a prompt that is not cut, would end too late for it. A piece takes at
+least two steps of its model, or most of the time would go into reading weights. It takes at most a gap target or, where
+nobody streams, `piece_steps` steps if that is longer, since a request that arrives during it waits for its end. Steps
+in pauses take no more than `stream_share` of the time: if they would, each stream has one as often as that allows.
 
 A prompt that fits in a piece need not wait for one that does not: it comes before it, in a pause of its turn, if its
 rank is lower. Rank is arrival plus length, so a prompt that takes d is overtaken by none that comes d later.

@@ -10,10 +10,10 @@ from aegis.core.views import BatchView, Turn
 def pauses(
     order: Sequence[BatchView], quotas_ns: Sequence[int], by_ns: Mapping[int, int], began_ns: int, now_ns: int
 ) -> list[Turn]:
-    """For the next prompts of those who have to begin before the first of the `order`, which `began_ns` and keeps its
-    turn. One is run in a pause if it would be late when all turns before its own are over, each with its last step, and
-    is in time now; if its weights are there, so that nothing has to be brought in for it; and if it takes no longer
-    than half the gap target of those who wait for it."""
+    """Pauses for the next prompts of batches that have to begin before the first of the `order`, which `began_ns` and
+    keeps its turn. Such a prompt is run in a pause if it is on time now and would be late when all turns before its own
+    are over, each with its last step; if its weights are there, so that nothing has to be brought in for it; and if it
+    takes no longer than half the gap target of the streams that wait for it."""
     front, found, ends_ns = order[0], list[Turn](), began_ns
     for batch, quota_ns in zip(order, quotas_ns, strict=True):
         if by_ns[batch.batch] > by_ns[front.batch]:

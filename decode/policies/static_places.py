@@ -22,9 +22,9 @@ the part of its model moves to the host, though another may be empty. The paper 
 class StaticPlaces:
     """Models have their places for good, by expected rates, as an operator plans them, and are never evicted.
 
-    Models with work take turns, prompts first, those that came first before others. One model steps at a time: MuxServe
+    Models with work take turns, prompts first, in the order in which these came. One model steps at a time. MuxServe
     searches its placement by a model of throughput and gives each model a share of the SMs, and models of S-Partition
-    share a GPU as it shares itself among processes. Neither is here.
+    share a GPU as processes do; neither is here.
     """
 
     weights_bytes_max: int  # on an instance: the rest of its memory is for KV

@@ -6,20 +6,20 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 (1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
     priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
     `proxy.routing.demand`, and the prefills that wait, each within its TTFT.
-(2) What those before it and the others of its model want of the time goes as their answers end, which have about
+(2) What the models before it and the others of its own want of the time goes as their answers end, which have about
     `ANSWER_TOKENS` yet. Until there is room for the steps of all of them, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
 (4) All that counts in what an instance has time for: as much as steps and prompts were seen to account for
-    (`decode.step_times`). That is more than its time where two batches go on at a time. It is less where time goes into
-    what no estimate knows, or steps take longer than they are said to. That counts for no more than `LATE_WEIGHT` times
-    the part of the tokens that streams lack (`proxy.routing.pace`), as in `decode.policies.overload`: if none are
-    missing, there is time yet.
+    (`decode.step_times`). That is more than its time where two batches run at a time. It is less where time goes into
+    what no estimate knows, or steps take longer than they are said to. But what is missing counts for no more than
+    `LATE_WEIGHT` times the part of the tokens that streams lack (`proxy.routing.pace`), as in
+    `decode.policies.overload`: if they lack none, there is time yet.
 
 It is late if that takes more than its TTFT on each instance. Once a model has been refused, its next request is taken
-if it would wait no more than `BACK_SHARE` of its TTFT, so that it does not change with every request that comes or
-ends. Who was taken may wait longer all the same: for others that came after it and make more tokens on time, or as
-estimates err. It is refused after some time (`proxy.routing.patience`), if it has no token yet and its instance has not
-the time for all there.
+if it would wait no more than `BACK_SHARE` of its TTFT, so that the answer does not change with every request that comes
+or ends. A request that was taken may wait longer all the same: for others that came after it and make more tokens on
+time, or as estimates err. After some time (`proxy.routing.patience`) it is refused, if it has no token yet and its
+instance has not the time for all there.
 
 Laws: (1) where an instance is idle, nobody who comes is refused; (2) nor, of models with equal SLOs, where all requests
 of an instance, the new one included, want no more than its time, and streams get the tokens they want; (3) of models
@@ -87,8 +87,8 @@ def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
 
 
 class Admission:
-    """Of one proxy. It looks at what its router keeps. Itself it only counts what priorities are worth and the tokens
-    that come, and knows whose last request it refused."""
+    """The admission of one proxy. It looks at what its router keeps. Itself it only counts what priorities are worth
+    and the tokens that come, and notes which models' last requests it refused."""
 
     def __init__(
         self,
@@ -148,8 +148,8 @@ class Admission:
         self._drop([key for key in self._more if key[1] == model])
 
     def late_ns(self, work: Work, priority: int, now_ns: int) -> int | None:
-        """How much longer than it may its first token would take, if the request is to be refused for that. It may take
-        its TTFT, and less where its model's last request was refused."""
+        """By how much its first token would take longer than it may, if the request is to be refused for that; None: it
+        is not. It may take its TTFT, and less where its model's last request was refused."""
         expected_ns = None if self._any_idle() else self.expected_ns(work, priority, now_ns=now_ns)
         if expected_ns is None:
             self._refused.discard(work.model)
@@ -163,8 +163,8 @@ class Admission:
         return expected_ns - limit_ns
 
     def given_up_ns(self, job: Job, place: InstanceId | None, now_ns: int) -> int | None:
-        """By how much the first token of a request like this one would be late, if the one that has waited for so long
-        at that `place` is to wait no more: there is not the time for all there."""
+        """By how much the first token of a request like this one would be late now, if the one that has waited for so
+        long at that `place` is to wait no more, because there is not the time for all there; None: it waits on."""
         ttft_ns = self._specs[job.model].slo.ttft_ns
         if place is None or not self._wants_more(place, ttft_ns, now_ns):
             return None

@@ -227,7 +227,7 @@ class DecodeLists:
         self._repriced.pop(instance, None)
 
     def worked(self, instance: InstanceId, work_share: float) -> None:
-        """Steps and prompts have accounted for that share of the instance's time. It need not be one of these."""
+        """Steps and prompts have accounted for that share of the instance's time. Other instances may say so, too."""
         if instance in self._lists:
             self._lists[instance].work_share = work_share
 
@@ -241,14 +241,14 @@ class DecodeLists:
         known.active = model
 
     def tokens_came(self, instance: InstanceId, now_ns: int) -> None:
-        """Tokens came from there, be it one of these instances or not."""
+        """Tokens came from the instance, which may be another than these."""
         known = self._lists.get(instance)
         if known:
             known.last_token_ns = now_ns
 
     def grow(self, now_ns: int) -> None:
-        """Requests grow while they are there, and long answers take room that was not counted when they came. By the
-        clock, and not by the tokens that come: those of a long turn may come together at its end."""
+        """Requests grow while they are there, and long answers take room that was not counted when they came. They grow
+        by the clock, and not by the tokens that come: those of a long turn may come together at its end."""
         grown_ns = now_ns - now_ns % _GROWTH_NS
         if grown_ns <= self._grown_ns:
             return
@@ -362,7 +362,7 @@ class DecodeLists:
             renew(self.by_length, length, known.length)
 
     def _update_pressure(self) -> None:
-        """Only now, for most policies never ask."""
+        """Done only when it is asked for: most policies never ask."""
         for instance in self._repriced:
             known = self._lists[instance]
             for model in known.changed:

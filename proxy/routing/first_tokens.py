@@ -57,7 +57,7 @@ class FirstTokens:
         self._places[request] = (instance, work)
 
     def remove(self, request: RequestId) -> None:
-        """The request has its first token, or waits no more. It need not be among those that are known here."""
+        """The request has its first token, or waits no more. It may be unknown here."""
         place = self._places.pop(request, None)
         if place is None:
             return

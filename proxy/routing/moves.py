@@ -99,7 +99,8 @@ class Moves:
         return instance != move.target and move.source in (None, instance)
 
     def ask(self, model: ModelId, placed: Sequence[Placed]) -> Sequence[Placed]:
-        """Who is to be handed over, of those that may be; the last to have come is the last of them."""
+        """The requests that are to be handed over, of those that may be, which are in the order of their coming; as few
+        of the last ones as have the move's share of all tokens."""
         move, asked, tokens = self._moves[model], list[Placed](), 0
         most = sum([each.tokens for each in placed]) * move.share_ppm
         for each in reversed(placed):
@@ -111,7 +112,8 @@ class Moves:
         return asked[::-1]
 
     def handed(self, model: ModelId, request: RequestId, kv_tokens: int | None) -> InstanceId | None:
-        """It has left its source, if not None with its KV of so many tokens. Where it goes; None: the move is over."""
+        """The request has left its source, with its KV of so many tokens or, if that is None, without. Returns where it
+        goes; None: the move is over."""
         move = self._moves.get(model)
         if not (move and move.asked and request in move.asked):
             return None

@@ -19,11 +19,11 @@ _NEWEST_SHARE: Final = 1 / 4
 
 @dataclass(slots=True)
 class _Paced:
-    """`wanted` and `made` are tokens of the window that began at `window_ns`. A window is a TTFT long, the shortest of
-    those streams that have been there since there was none: a deadline that is missed for less than that is made up
-    for. A stream with a shorter one begins a new window: of the tokens that were made before it is not known when they
-    came. `rate` is what streams want now, in tokens per nanosecond. `lack` is the average of the windows that have
-    ended, in which each has `_NEWEST_SHARE` when it ends."""
+    """`wanted` and `made` are tokens of the window that began at `window_ns`. A window is as long as the shortest TTFT
+    of the streams that came since there was none: what is missed for less than that is made up for. A stream with a
+    shorter one begins a new window, because it is not known when the tokens of the old one came. `rate` is what streams
+    want now, in tokens per nanosecond. `lack` is the average of the windows that have ended, in which each has
+    `_NEWEST_SHARE` when it ends."""
 
     length_ns: int = 0
     streams: dict[RequestId, float] = field(default_factory=dict)
@@ -111,8 +111,8 @@ class Pace:
         self._paced.pop(instance, None)
 
     def lack(self, instance: InstanceId, now_ns: int) -> float:
-        """The part of the tokens that streams there wanted which did not come, in a window: on average of the last
-        ones. More than were wanted in one do not make up for a lack in another one."""
+        """The part of the tokens wanted in a window by the streams there that did not come, on average of the last
+        windows. More tokens than were wanted in one window do not make up for a lack in another."""
         paced = self._paced.get(instance)
         if paced is None:
             return 0.0

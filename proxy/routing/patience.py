@@ -1,8 +1,9 @@
-"""How long requests are let wait for their first token.
+"""How long requests may wait for their first token.
 
-Either all fail after the same time, as in a published setting, when the next one arrives. Or those that may be refused
-are refused after `PATIENCE` times the TTFT of their model, as `proxy.routing.admission` says. Who is let wait is looked
-at again after another TTFT. Who came before its model was up is not refused: it has waited for the model.
+Either all of them fail after the same time, as in a published setting: when the next one arrives. Or those that may be
+refused are refused after `PATIENCE` times the TTFT of their model, as `proxy.routing.admission` says; one that is not
+refused then is looked at again after another TTFT. A request that came before its model was up is not refused: it has
+waited for the model.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from proxy.routing.sessions import Session
 PATIENCE: Final = 2
 
 _ENDED_MOST: Final = 1_000
-"""Of requests that have ended, and as many more as there are others, entries are kept until their time is over: TTFTs
-may be hours."""
+"""So many entries of requests that have ended, and one more for each that has not, are kept until their time is over:
+TTFTs may be hours."""
 
 
 @dataclass(frozen=True, slots=True)

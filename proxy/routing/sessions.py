@@ -12,14 +12,13 @@ from aegis.core.lifecycle import State
 from aegis.core.request import Job, KvHandle
 
 MAX_LOSSES: Final = 3
-"""A request fails after so many instances died while it was running on them, because it may be what kills them."""
+"""A request fails after so many instances have died while it was running on them, because it may be what kills them."""
 
 MAX_REPLAYS: Final = 10
-"""The same for deaths of instances that it was waiting on: a request that was running may not have been reported
-yet."""
+"""The same for instances on which it was waiting: that it was running may not have been reported yet."""
 
 BEFORE_FIRST_TOKEN: Final = (State.QUEUED, State.PREFILLING)
-"""A batch that has the turn has no request in these states: a message that says so is about an attempt that was given
+"""No request of a batch that has the turn is in these states: a message that says so is about an attempt that was given
 up."""
 
 
