@@ -15,8 +15,8 @@ K = TypeVar("K")
 
 
 class AwaitedAnswers(Generic[K]):
-    """The instances that have not answered yet, by what they were asked about. The answer of a lost one is not awaited
-    any more: what it held is gone with its process."""
+    """The instances that have not answered yet, by what they were asked about. A lost instance is not waited for any
+    more: what it held is gone with its process."""
 
     def __init__(self) -> None:
         self._awaited: dict[K, set[InstanceId]] = {}

@@ -115,7 +115,7 @@ class Balloon:
             self._send_request(request)
 
     def content(self) -> None:
-        """The urgent need was met in another way, so others need not give anything back for it."""
+        """The urgent need was met in another way, so that other instances need not give anything back for it."""
         if self.request_state in (PageRequestState.REFUSED, PageRequestState.EXCESSIVE) and self._last_request.urgent:
             self._send_request(NeedPages(self._last_request.count, urgent=False))
 
@@ -186,8 +186,8 @@ class Balloon:
             raise LawBroken(f"V1: {parts} pages in the pool, retired and leaving do not make {self._held}")
 
     def _withdraw(self) -> None:
-        """An instance that gives pages that it does not need asks for no more; a request without which work stands
-        still keeps its place."""
+        """An instance that gives back pages that it does not need asks for no more; but a request without which its
+        work stands still keeps its place."""
         if (
             self.request_state in (PageRequestState.REFUSED, PageRequestState.EXCESSIVE)
             and not self._last_request.urgent

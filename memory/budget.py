@@ -20,7 +20,7 @@ class Budget:
 
     @property
     def equal_pages(self) -> int:
-        """What each instance of the device can count on, whatever the others need (`PageArbiter`)."""
+        """What each instance on the device can count on, whatever the others need (`PageArbiter`)."""
         return self.pages // self.on_device
 
     @property

@@ -35,8 +35,8 @@ def with_prefix(submit: Submit, kept: KeptPrefix | None) -> Submit:
 
 
 class HostKv:
-    """`capacity` slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept; if none may, it knows none.
-    `counters` count kept KV, and other machines may share them."""
+    """`capacity` slabs of `slab_bytes`. `spec_of` knows the models whose KV may be kept; where no KV is kept, it knows
+    none. `counters` count kept KV, and may be shared with other machines."""
 
     __slots__ = ("_spec_of", "kept", "leases")
 
@@ -71,7 +71,7 @@ class HostKv:
         return [*self.leases.lost(instance, words)]
 
     def leave(self, reader: InstanceId) -> Answers:
-        """An instance of another machine is gone, which only read from here."""
+        """An instance of another machine is gone; it only read from here."""
         return [*self.leases.leave(reader)]
 
     def on_message(self, instance: InstanceId, message: ForHost) -> Answers:

@@ -31,8 +31,8 @@ from aegis.core.messages import EvictImage, ImageCached
 from memory.pages import NoPages, PagePool, Runs
 
 ONE_USE_NS: Final = 1_000_000_000
-"""A use that follows another one within this time does not show demand for the model, because one client may send
-both."""
+"""A use that follows another one within this time says nothing of the demand for the model, because both may be one
+client's."""
 
 _NEVER_NS: Final = -1
 
@@ -46,7 +46,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Copy the image from disk into these extents; answered once, by `filled` or `unfillable`."""
+    """Copy the image from disk into these extents. Answered once, by `filled` or `unfillable`."""
 
     model: ModelId
     extents: Runs
@@ -54,7 +54,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class AbandonFill:
-    """The rest of this fill need not be done; it is answered all the same."""
+    """The rest of this fill need not be done. It is answered all the same."""
 
     model: ModelId
 

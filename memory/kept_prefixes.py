@@ -185,7 +185,7 @@ class KeptPrefixes:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def release(self, count: int) -> list[SlabId]:
-        """Gives up the contents of up to `count` slabs, for live KV."""
+        """Gives up what up to `count` slabs hold, for KV of running requests."""
         oldest = list(islice((slab for slab in self._slabs.values() if not slab.writers), max(count, 0)))
         for slab in oldest:
             self._evict(slab)
@@ -226,7 +226,7 @@ class KeptPrefixes:
         return known
 
     def _use(self, entries: Sequence[_Entry]) -> None:
-        """The last blocks first, so that their parents stay longer."""
+        """Marks them as used, the last blocks first, so that their parents stay longer."""
         for entry in reversed(entries):
             assert entry.slab
             self._slabs[entry.slab.slab] = self._slabs.pop(entry.slab.slab)

@@ -134,7 +134,8 @@ class Ledger:
     def load(
         self, model: ModelId, expendable: Sequence[ModelId], *, spare: int = 0, prefetch: bool = False
     ) -> EventHandle | NoPages:
-        """Starts to load the model, evicting from `expendable` as far as needed. To promote it later costs nothing."""
+        """Starts to load the model, evicting from `expendable` as far as needed. To run a model that was prefetched
+        costs nothing more."""
         admitted = self.weights.admit(model, expendable, spare=spare)
         if isinstance(admitted, NoPages):
             return admitted
@@ -159,8 +160,8 @@ class Ledger:
         self.effects.append(UnmapWeights(model))
 
     def unload(self, in_use: Set[ModelId]) -> None:
-        """Models that are to leave and are not in use leave, and their `ModelUnloaded` is sent. A load under way ends
-        first."""
+        """Models that are to leave do so once they are not in use, and their `ModelUnloaded` is sent. A load under way
+        ends first."""
         for model in sorted(self.unloading - in_use):
             if self.weights.is_loading(model):
                 continue

@@ -92,8 +92,8 @@ class MachinesKv:
             host.check()
 
     def _forgotten(self, instance: InstanceId, message: PeerForgotten) -> Answers:
-        """An answer counts for one machine, since there was a question for each on which the peer was lost; where that
-        is gone, for none."""
+        """Each answer counts for one machine, since there was one question for each machine on which the peer was lost.
+        If that machine is gone, it counts for none."""
         for host in self._machines.values():
             if host.leases.awaits(instance, message.peer):
                 return host.on_message(instance, message)

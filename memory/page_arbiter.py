@@ -167,7 +167,7 @@ class PageArbiter:
     # --- what instances say -------------------------------------------------------------------------------------------
 
     def ask(self, instance: InstanceId, request: NeedPages) -> list[ArbiterEffect]:
-        """A new request replaces the last one and keeps its place, unless it has become urgent or is not any more."""
+        """A new request replaces the instance's last one and keeps its place, unless only one of the two is urgent."""
         before = self._requests.get(instance)
         if before and before.urgent is not request.urgent:
             del self._requests[instance]
@@ -263,8 +263,8 @@ class PageArbiter:
         return self.held(instance) + request.count <= self._members[instance].limit
 
     def _excessive(self, instance: InstanceId) -> bool:
-        """Whether the instance waits for pages that its limit forbids, with nothing on its way back that would allow
-        them."""
+        """Whether the instance waits for pages that its limit forbids, while nothing is on its way back that would
+        allow them."""
         request, member = self._requests.get(instance), self._members[instance]
         if request is None or not request.urgent or member.giving or member.limit == self.capacity:
             return False
@@ -310,7 +310,8 @@ class PageArbiter:
 
     def _request_spare(self, instance: InstanceId) -> list[ArbiterEffect]:
         """Asks others for pages that they do not need: idle ones and, if the asking instance has less than an equal
-        share, those that have more. For a crowded request the latter have to give pages that they need, too."""
+        share, those that have more than one. For a crowded request the latter have to give even pages that they need.
+        """
         request, share = self._requests[instance], self.capacity // len(self._members)
         poor = self.held(instance) + request.count <= share
         missing = self._missing(request)

@@ -98,7 +98,7 @@ class Residency:
         self._loading[model] = event
 
     def abandon(self, model: ModelId) -> EventHandle:
-        """Nobody wants the model any more that is loading; the event whose passing frees its pages."""
+        """The model, which is loading, is not wanted any more. Returns the event after which its pages are free."""
         assert model in self._loading
         self._weights[model].abandoned = True
         return self._loading[model]

@@ -67,8 +67,8 @@ class SlabLeases:
         self._leased[instance] = set()
 
     def ask(self, instance: InstanceId, count: int) -> Grants:
-        """Grants `count` slabs, or none. Asking again replaces the request and keeps its place. No answer: it comes
-        when what is kept has been written."""
+        """Grants `count` slabs, or none. Asking again replaces the request and keeps its place. Where there is no
+        answer at once, it comes when what is kept has been written."""
         self._wanted[instance] = count
         grants = self.serve()
         if instance in self._wanted and self._wanted_until(instance) > self.free + self.kept:
@@ -97,7 +97,7 @@ class SlabLeases:
         return grants + self._settle()
 
     def leave(self, reader: InstanceId) -> Grants:
-        """Gone is one that only read from here: its own slabs are on another machine."""
+        """A reader of another machine is gone; its own slabs are there."""
         assert not self._leased[reader] and reader not in self._wanted
         del self._leased[reader]
         for orphans in self._orphans.values():
@@ -125,7 +125,7 @@ class SlabLeases:
             raise LawBroken(f"L3: {self.free} slabs are free, the first in line wants fewer")
 
     def serve(self) -> Grants:
-        """To be called when what is kept has been written, too."""
+        """Grants what it can. To be called also when what is kept has been written."""
         grants: Grants = []
         while self._wanted:
             instance, count = next(iter(self._wanted.items()))
@@ -145,7 +145,7 @@ class SlabLeases:
         return self.serve()
 
     def _wanted_until(self, last: InstanceId) -> int:
-        """The number of slabs that the instances in line want together, up to this one."""
+        """The number of slabs that the instances in line up to this one want together."""
         wanted = 0
         for instance, count in self._wanted.items():
             wanted += count

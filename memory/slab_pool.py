@@ -168,8 +168,8 @@ class SlabPool:
         return count
 
     def sparse(self) -> list[tuple[KvShape, Blocks]]:
-        """Shapes of which the emptiest slab could be emptied into the holes of the others, with some of these left to
-        grow into; and the blocks in that slab, all of them used."""
+        """Shapes whose emptiest slab could be emptied into the holes of the others, which would have some left to grow
+        into; and the blocks in that slab, all of which are used."""
         found = []
         for shape, held in self._shapes.items():
             if held.slabs and 4 * held.free >= 5 * held.per_slab:

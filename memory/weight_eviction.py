@@ -16,10 +16,11 @@ from memory.pages import NoPages
 
 
 class WeightReasons(Protocol):
-    """What explains it."""
+    """Explains why weights leave."""
 
     def weights(self, victim: ModelId, spared: ModelId | None, needed: ModelId | None) -> Decision:
-        """They have left for the `needed` model; None: for another instance. `spared` would have been next to go."""
+        """The weights of the `victim` have left for the `needed` model; None: for another instance. `spared` would have
+        been next to go."""
         ...
 
 
@@ -50,7 +51,7 @@ class WeightEviction:
             self.evict(victims, at, needed)
 
     def give_back(self, asked: TakeBack, idle: Sequence[ModelId], now_ns: int) -> None:
-        """Pages that the node asks for. Where it asks gently, weights of `idle` models are all that leaves for that."""
+        """Gives back pages that the node asks for. If it asks gently, only weights of `idle` models leave for that."""
         balloon = self._ledger.balloon
         if asked.gentle:
             for at in range(len(idle)):

@@ -122,8 +122,8 @@ class Eviction:
         ledger.balloon.want(pages - ledger.pool.free, urgent=True)
 
     def _expendable(self, needed: ModelId | None, adapter: ModelId | None = None) -> list[ModelId]:
-        """Resident models, those needed last first: unqueued ones before queued ones, and adapters before their
-        bases."""
+        """Resident models, those needed last first: models without waiting jobs before those with some, and adapters
+        before their bases; otherwise in order of name."""
         order = {model: position for position, model in enumerate(self._queue.needed())}
         begun = [running.job for running in self._queue.begun()]
         keep = {needed, adapter} | {job.model for job in begun} | {job.served for job in begun}

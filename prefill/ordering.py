@@ -73,8 +73,8 @@ class Ordering:
         return in_time if self.step_tokens is None else min(in_time, start + self.step_tokens)
 
     def step_ns(self, job: Job, now_ns: int) -> int:
-        """How long a step may take that the job shares with others: as long as a piece, and until its deadline, unless
-        it is late whoever joins it."""
+        """How long a step may take that the job shares with others: as long as a piece, and no longer than until the
+        job's deadline, unless it is late whoever joins it."""
         slo = self._ledger.specs[job.model].slo
         left_ns = slo.due_ns(job.arrival_ns, len(job.sent)) - now_ns
         return min(slo.gap_ns, left_ns) if left_ns >= self.alone_ns(job) else slo.gap_ns
@@ -89,8 +89,8 @@ class Ordering:
         return latency.joined_ns(stop) if latency.joins(stop, 0, JOIN_GAIN) else None
 
     def rank_ns(self, job: Job) -> int:
-        """Its place where jobs overtake others: when it came, and how long it takes. None that comes so much later
-        overtakes it, so that none starves."""
+        """Its place where jobs overtake others: when it came, and how long it takes. No job overtakes it that comes
+        later by that time, so that none starves."""
         if self._policy is None:
             return 0
         return self._ranked_ns(job) + self.alone_ns(job)

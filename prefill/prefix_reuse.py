@@ -65,7 +65,7 @@ class PrefixReuse:
             self._ledger.device.free_after(past.shape, past.device, past.event)
 
     def bring(self, running: Running) -> bool:
-        """Whether the job can be run now. Not if KV is on its way: its `arrival` is set then."""
+        """Whether the job can be run now. If KV is on its way for it, it cannot, and its `arrival` is set."""
         job, shape = running.job, self._ledger.specs[running.job.model].manifest.kv
         if job.is_whole or self._goes_on_from_past(running, shape):
             return True

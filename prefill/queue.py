@@ -104,7 +104,7 @@ class Queue:
         return stepped
 
     def take(self, job: Job) -> None:
-        """The job, which waits, begins."""
+        """The job begins, which has waited."""
         for group in self.groups:
             if job in group.jobs:
                 group.jobs.remove(job)

@@ -10,10 +10,12 @@ NEVER_NS: Final = 1 << 60
 
 
 class EventQueue:
-    """Integer nanoseconds. Nothing is ever cancelled: what was overtaken by events finds so itself.
+    """Times are integer nanoseconds. Nothing is ever cancelled: an action that other events have overtaken notices it
+    itself.
 
-    A sorted list rather than a heap: its end is what is next, so that only putting something in compares. That moves
-    all that is to happen before it, which takes less time than comparing, be it thousands."""
+    A sorted list rather than a heap: what is next is at its end, so that only insertions compare. An insertion moves
+    all that is to happen before it, which takes less time than comparisons even if those are thousands.
+    """
 
     __slots__ = ("_entries", "_order", "now_ns")
 

@@ -127,7 +127,7 @@ class FetchedImages:
         return self._held_bytes + sum(self._entries.values()) + sum(self._promised.values())
 
     def _room(self, nbytes: int, keep: _Entry) -> bool:
-        """Whether there is, after as many have left as had to."""
+        """Whether there is room for so many bytes, once as many entries have left as had to."""
         if not self._limit_bytes:
             return True
         if nbytes > self._limit_bytes:

@@ -19,7 +19,7 @@ from aegis.sim.event_queue import EventQueue
 
 class Flow:
     """A copy under way. What is left is counted in bytes times 10⁹, so that a rate in bytes/s times nanoseconds is
-    exact. Links that help with it carry `helped` bytes/s of it."""
+    exact. Links that help carry `helped` bytes/s of it."""
 
     __slots__ = ("done", "helped", "helpers", "left", "link", "started_ns", "urgency")
 
@@ -34,7 +34,8 @@ class Flow:
 
 
 class Help(Flow):
-    """What another link carries of a flow; it ends with it. `bytes_per_s_max` is what can go on from there."""
+    """The part of a flow that another link carries; it ends with the flow. `bytes_per_s_max` is how fast it can go on
+    from there."""
 
     __slots__ = ("bytes_per_s", "bytes_per_s_max", "helps")
 

@@ -60,7 +60,7 @@ _COPIES: Final = {
 
 
 class Core(instance_reports.Core, Protocol):
-    """The core of an instance that serves."""
+    """The core of a prefill, decode or mixed instance."""
 
     def on(self, event: InstanceEvent, now_ns: int) -> list[Effect]: ...
 
@@ -181,7 +181,7 @@ class SimInstance:
         return len(self._runs) < len(self._shares)
 
     def _look(self) -> None:
-        """Something is new: it is told at once where a lane is free, else at the next boundary between steps."""
+        """Something is new. The core is told at once if a lane is free, else at the next boundary between steps."""
         if self._hears:
             self._tell(None)
             return
@@ -214,7 +214,8 @@ class SimInstance:
             self._report_later()
 
     def _tell(self, answer: Stepped | None) -> None:
-        """While a lane is free; the answer of a run comes last. Ends with the run that is asked for, if one is."""
+        """Tells the core what it has not heard, while a lane is free; the answer of a run comes last. Ends when the
+        core asks for a run on the last free lane."""
         unheard, reports = self._unheard, self._reporter is not None
         if answer and reports:
             self._report()
@@ -341,7 +342,7 @@ class SimInstance:
         self._report_later()
 
     def _ended(self, lane_run: LaneRun, version: int) -> None:
-        """The run has. Cores report what prompts made, shells what rows that decode did."""
+        """The run has ended. Tokens that prompts made are reported by cores, those of rows that decode by shells."""
         if version != lane_run.version:
             return
         run, times = lane_run.run, lane_run.times

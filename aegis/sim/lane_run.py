@@ -120,7 +120,8 @@ class LaneRun:
     def _take(
         self, divided: DividedCompute, costs: StepCosts, pieces: Sequence[tuple[int, int]], context: int, share: int
     ) -> None:
-        """A prompt so short that reading the weights takes longer than computing it is slowed as decodes are."""
+        """Takes its part of the bandwidth. A prompt so short that reading the weights takes longer than computing it is
+        slowed as decodes are."""
         shares, rows = divided.shares, len(self.run.rows)
         on_share = shares.decode_slowness(share)
         reading = divided.reading_share(self.run.model, context, rows)

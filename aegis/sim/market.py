@@ -76,7 +76,8 @@ class SimRequest:
 
 
 class _Fate:
-    """A request under way. `asked` is the model that its client named, perhaps an adapter of that of the job."""
+    """A request under way. `asked` is the model that its client named; it may be an adapter, of the model that the job
+    names."""
 
     __slots__ = ("asked", "due_ns", "first_ns", "job", "last_ns", "left", "on_time", "output_tokens", "tbt_ns", "times")
 
@@ -239,7 +240,7 @@ class SimMarket:
         self._next(arrivals)
 
     def _fetched(self, request: RequestId, model: ModelId, wanted: SimRequest, *, there: bool) -> None:
-        """The image is there, or cannot be. A client that has left meanwhile asks for nothing more."""
+        """The image is there, or cannot be. A client that has left meanwhile is not served."""
         self._fetching -= 1
         left = wanted.leaves_ns is not None and wanted.leaves_ns <= self.agenda.now_ns
         if there and not left:
@@ -297,7 +298,7 @@ class SimMarket:
         )
 
     def _unserved(self, job: Job, wanted: SimRequest, ended: str) -> None:
-        """Nothing but its record is kept."""
+        """The request is not served: nothing but its record is kept."""
         if self._images is not None:
             self._images.ended(job.model)
         self.records.append(
@@ -325,7 +326,7 @@ class SimMarket:
             self.decisions.explained(decision)
 
     def _flush(self) -> None:
-        """To each instance its messages leave together."""
+        """All messages to one instance leave together."""
         if not self._outbox:
             return
         for instance, messages in self._outbox.items():
@@ -364,7 +365,7 @@ class SimMarket:
         self._place_as(moved)
 
     def _place_as(self, event: PoolSampled | ModelMoved) -> None:
-        """What placement decides is done at once; a live launcher is beside its proxy, too."""
+        """Does what placement decides at once, as a live launcher does, which is beside its proxy."""
         for effect in self._placement.on(event, self.agenda.now_ns) if self._placement else ():
             if isinstance(effect, Evict):
                 self._put(effect.instance, UnloadModel(effect.model))
@@ -373,7 +374,7 @@ class SimMarket:
                 self.tell(effect)
 
     def _answer(self, effects: list[NodeEffect]) -> None:
-        """Nobody is lost and nothing is commanded here: the node does nothing but answer."""
+        """The node does nothing but answer here, since nobody is lost and nothing is commanded."""
         for effect in effects:
             assert isinstance(effect, tuple)
             self._put(*effect)

@@ -22,7 +22,7 @@ class HostUse:
 
 
 class Sampler:
-    """Begins at once and ends when nothing else is left to happen."""
+    """Samples from now on, until nothing else is left to happen."""
 
     def __init__(self, agenda: EventQueue, every_ns: int, ledgers: Sequence[Ledger]) -> None:
         self.samples: list[HostUse] = []

@@ -125,7 +125,7 @@ def stream_words(at: int) -> dict[StreamName, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """The parts that the instances on a GPU share; the `processors` are shared by those of its node."""
+    """What the instances on a GPU share; its `processors` are shared by all instances of the node."""
 
     arbiter: PageArbiter
     to_device: Link
@@ -252,7 +252,7 @@ def _divided(gpu: GpuSpec, specs: Mapping[ModelId, ModelSpec]) -> DividedCompute
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Nothing here is cyclic: Python would look for garbage in more and more that is alive, and find none."""
+    """Turns the collector off: nothing here is cyclic, and it would look through more and more that is alive."""
     enabled = gc.isenabled()
     gc.disable()
     try:

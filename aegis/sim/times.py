@@ -33,7 +33,7 @@ class Times:
         return self._costs.steps_in_time(self._context, self._batch, self.steps, budget_ns=budget_ns, each_ns=each_ns)
 
     def boundary(self, now_ns: int) -> int:
-        """After how many steps the run is when the step under way at `now_ns` ends: at least one, at most all."""
+        """How many steps the run will have made when the step under way at `now_ns` ends: at least one, at most all."""
         if now_ns >= self.of(self.steps - 1):
             return self.steps
         elapsed_ns = self._progress.done(now_ns) if self._progress else now_ns - self.start_ns

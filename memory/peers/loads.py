@@ -110,7 +110,7 @@ class PeerLoads:
             raise LawBroken(f"L2: {self.lent} pages are lent, carrying {self._carried}")
 
     def granted(self) -> None:
-        """The device has answered. Whether it did for these pages, or for others, no second request waits for them."""
+        """The device has answered, be it about these pages or others. Nothing is asked for a second time."""
         if self._waiting:
             asked, self._waiting = self._waiting, None
             self._carry(asked, patient=False)

@@ -42,7 +42,8 @@ class _Content:
 
 
 class ContentCopies:
-    """Also the carrier of its streams: each has a path of its own, and all of a slow process are slow."""
+    """The copies of an instance, and the carrier of its streams: each stream has a path of its own, and all copies of a
+    slow process are slow."""
 
     def __init__(self, state: FaultWorldState, process: Process, memory: DeviceMemory) -> None:
         self._state = state

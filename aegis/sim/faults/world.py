@@ -205,7 +205,7 @@ class World:
         return begin + prompt[same:]
 
     def _leave(self, request: RequestId) -> None:
-        """A client with an odd number of tokens has all that it wanted."""
+        """Every client that has an odd number of tokens has all that it wanted."""
         if request not in self.ended and len(self.delivered[request]) % 2:
             self.satisfied.add(request)
         self.tell(ClientLeft(request, satisfied=request in self.satisfied))
@@ -235,8 +235,9 @@ class World:
             notice()
 
     def _notice(self, process: FaultyInstance, absent_ns: int, for_good: bool) -> None:
-        """Messages of the lost instance that were not heard are lost. The others learn of the loss only when the proxy
-        knows: otherwise their messages, and their use of KV that is not coming, would be taken for good."""
+        """Messages of the lost instance that have not been heard are lost. The other instances learn of the loss only
+        when the proxy knows it: before that, it would take for good what they say, and their use of KV that is not
+        coming."""
         self.state.note(f"{process.instance} is lost")
         del self.instances[process.instance]
         self.lost.append(process)
