@@ -106,6 +106,7 @@ class _Image:
     used_before_ns: int = _NEVER_NS
     dropped: bool = False
     unloaded: bool = False  # while filling: it leaves as soon as it is there
+    failed: bool = False  # its last fill has: there is no other one before its next use
     answers: set[InstanceId] = field(default_factory=set)  # still to come, while evicting
 
 
@@ -218,17 +219,18 @@ class ModelCache:
         if image.dropped or image.unloaded:
             self._release(model, image)  # no instance was told of it
             return self._serve()
-        image.state = State.CACHED
+        image.state, image.failed = State.CACHED, False
         self.counters.fills += 1
         self._out += [NotifyInstance(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
         return self._serve()
 
     def unfillable(self, model: ModelId) -> list[CacheEffect]:
-        """The image could not be read, or its fill was abandoned. A pinned one is not tried again at once."""
-        self.counters.failed_fills += not self._images[model].dropped
-        self._release(model, self._images[model])
-        self._serve_waiting()
-        return self._drain()
+        """The image could not be read, or its fill was abandoned."""
+        image = self._images[model]
+        self.counters.failed_fills += not image.dropped
+        image.failed = True
+        self._release(model, image)
+        return self._serve()
 
     # --- instances ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class ModelCache:
         """More is free, or may leave: those that wait come first, then pinned images that were refused."""
         self._serve_waiting()
         for model, image in self._images.items():
-            if image.pinned and image.state is State.ABSENT and model not in self._waiting:
+            if image.pinned and image.state is State.ABSENT and not image.failed and model not in self._waiting:
                 self._want(model, image)
         return self._drain()
 

@@ -164,6 +164,9 @@ def test_a_pinned_image_comes_in_once_those_in_its_way_may_leave() -> None:
     assert cache.evicted(L, A) == [Fill(M, (PageRun(0, 3),))]
     assert cache.counters.refused == 0, "nobody asked for it"
     assert cache.unfillable(M) == [], "it is not read again and again"
+    cache.use(K, 0)
+    assert cache.filled(K) == [NotifyInstance(A, ImageCached(K, (PageRun(0, 2),)))], "nor does anything leave for it"
+    assert cache.use(M, 0) == [NotifyInstance(A, EvictImage(K))], "but for its next use"
     cache.check()
 
 
