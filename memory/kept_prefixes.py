@@ -203,7 +203,8 @@ class KeptPrefixes:
             parent = entry.parent
             if parent is None or parent.children.get(entry.tokens) is not entry:
                 raise LawBroken(f"K2: entry {number} cannot be found")
-            if parent.number not in self._entries if parent.slab else parent not in roots:
+            is_kept = parent.number in self._entries if parent.slab else parent in roots
+            if not is_kept:
                 raise LawBroken(f"K2: what entry {number} goes on from is gone")
         if not all(root.children for root in roots):
             raise LawBroken("K2: a tree without blocks is kept")

@@ -104,7 +104,7 @@ class Queue:
         return stepped
 
     def take(self, job: Job) -> None:
-        """The job begins, which has waited."""
+        """The waiting job begins."""
         for group in self.groups:
             if job in group.jobs:
                 group.jobs.remove(job)
