@@ -50,13 +50,13 @@ from aegis.core.model import KvShape, ModelSpec
 from aegis.core.request import EventHandle
 from memory.balloon import Balloon, PageRequestState
 from memory.budget import Budget
+from memory.bump_buffer import BumpBuffer
 from memory.copy_events import Transfers
 from memory.pages import NoPages, PagePool
 from memory.peers.loads import PeerLoads
 from memory.residency import Residency
 from memory.slab_pool import SlabPool
 from memory.slab_sources import DeviceSlabs, LeasedSlabs
-from memory.weight_ranges import WeightRanges
 
 
 class Ledger:
@@ -80,7 +80,7 @@ class Ledger:
         self.transfers = Transfers(words)
         self.pool = PagePool()
         self.balloon = Balloon(self.pool, self.transfers, self.effects)
-        self._ranges = WeightRanges(address_pages)
+        self._ranges = BumpBuffer(address_pages)
         self.weights = Residency(self.pool, self._ranges)
         per_slab = budget.pages_per_slab
         self._device_slabs = DeviceSlabs(self.pool, budget.pages // per_slab, per_slab, self.effects)

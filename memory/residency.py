@@ -16,8 +16,8 @@ from msgspec import Struct
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
 from aegis.core.request import EventHandle
+from memory.bump_buffer import BumpBuffer
 from memory.pages import NoPages, PagePool, Runs, count_pages
-from memory.weight_ranges import WeightRanges
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Residency:
 
     __slots__ = ("_loading", "_pool", "_ranges", "_resident", "_weights")
 
-    def __init__(self, pool: PagePool, ranges: WeightRanges) -> None:
+    def __init__(self, pool: PagePool, ranges: BumpBuffer) -> None:
         self._pool = pool
         self._ranges = ranges
         self._weights: dict[ModelId, _Weights] = {}

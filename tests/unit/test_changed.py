@@ -13,9 +13,9 @@ def names(*paths: str) -> list[str]:
 
 def test_tests_of_a_module_are_those_that_import_it() -> None:
     assert "test_balloon.py" in names("memory/balloon.py")
-    assert "test_weight_ranges.py" not in names("memory/balloon.py")
+    assert "test_bump_buffer.py" not in names("memory/balloon.py")
 
 
 def test_a_changed_test_is_run_itself_and_nothing_else() -> None:
-    assert names("tests/unit/memory/test_weight_ranges.py") == ["test_weight_ranges.py"]
+    assert names("tests/unit/memory/test_bump_buffer.py") == ["test_bump_buffer.py"]
     assert names() == []

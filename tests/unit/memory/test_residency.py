@@ -9,16 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId, PageRun
 from aegis.core.request import EventHandle
+from memory.bump_buffer import BumpBuffer
 from memory.pages import NoPages, PagePool, count_pages
 from memory.residency import Residency, WeightsAdmitted
-from memory.weight_ranges import WeightRanges
 
 SIZES = {ModelId("a"): 2, ModelId("b"): 3, ModelId("b2"): 3, ModelId("c"): 5, ModelId("d"): 7}
 models = st.sampled_from(sorted(SIZES))
 
 
 def residency(pages: int) -> tuple[PagePool, Residency]:
-    pool, ranges = PagePool([PageRun(0, pages)]), WeightRanges(100)
+    pool, ranges = PagePool([PageRun(0, pages)]), BumpBuffer(100)
     held = Residency(pool, ranges)
     for model, size in SIZES.items():
         ranges.place(model, size)

@@ -1,12 +1,15 @@
-"""Addresses for the weights of models, one range for each, which never changes.
+"""The bump buffer: the place of models' weights (Aegaeon §5.2), at addresses that never change.
 
-A model gets its range when it is registered, and keeps it until it is removed; physical pages come and go beneath it.
-So parameters are bound as views once, and a prefetched model is filled in place while another one runs. Aegaeon (§5.2)
-bumps a pointer through one physical buffer, and has to compact it by copies on the device. Here nothing is ever moved:
-address space costs nothing, and a new model takes the first gap that holds it.
+A pointer moves through address space, past the ranges of models; physical pages come and go beneath them. A model gets
+its range once, at registration, and keeps it until it is removed. So parameters are bound as views once, and a
+prefetched model is filled in place while another one runs. Aegaeon's buffer is one physical range and has to be
+compacted by an on-device copy; this one never is.
 
-Laws: (W1) ranges are disjoint, page-aligned and within the address space; (W2) a placed model's offset never changes;
-(W3) a model is placed in the first gap that holds it.
+The pointer begins at 0 for each model. One that went on from the last range would come to the end, however few models
+there are, where new ones come before old ones leave.
+
+Laws: (B1) ranges are disjoint, page-aligned and within the buffer; (B2) a placed model's offset never changes; (B3) a
+model is placed in the first gap that holds it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
 
 
-class WeightRanges:
+class BumpBuffer:
     """Offsets in pages within one reserved virtual range of `capacity` pages."""
 
     __slots__ = ("_placed", "capacity")
@@ -59,6 +62,6 @@ class WeightRanges:
     def check(self) -> None:
         ranges = sorted(self._placed.values())
         if any(a[0] + a[1] > b[0] for a, b in pairwise(ranges)):
-            raise LawBroken("W1: two models' ranges overlap")
+            raise LawBroken("B1: two models' ranges overlap")
         if ranges and sum(ranges[-1]) > self.capacity:
-            raise LawBroken("W1: a model's range ends outside the address space")
+            raise LawBroken("B1: a model's range ends outside the buffer")

@@ -1,4 +1,4 @@
-"""The three laws of the addresses of weights."""
+"""The bump buffer's three laws."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from aegis.core.errors import LawBroken
 from aegis.core.ids import ModelId
-from memory.weight_ranges import WeightRanges
+from memory.bump_buffer import BumpBuffer
 
 MODELS = [ModelId(f"m{i}") for i in range(6)]
 
 
-class Ranges(RuleBasedStateMachine):
+class Buffer(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.ranges = WeightRanges(20)
+        self.buffer = BumpBuffer(20)
         self.placed: dict[ModelId, tuple[int, int]] = {}
 
     @rule(model=st.sampled_from(MODELS), pages=st.integers(1, 9))
@@ -27,36 +27,36 @@ class Ranges(RuleBasedStateMachine):
             return
         taken = {p for offset, size in self.placed.values() for p in range(offset, offset + size)}
         fits = (start for start in range(20 - pages + 1) if taken.isdisjoint(range(start, start + pages)))
-        offset = self.ranges.place(model, pages)
-        assert offset == next(fits, None), "W3: where it fits first, and refused only where it fits nowhere"
+        offset = self.buffer.place(model, pages)
+        assert offset == next(fits, None), "B3: where it fits first, and refused only where it fits nowhere"
         if offset is not None:
             self.placed[model] = (offset, pages)
 
     @rule(model=st.sampled_from(MODELS))
     def release(self, model: ModelId) -> None:
         if self.placed.pop(model, None):
-            self.ranges.release(model)
+            self.buffer.release(model)
 
     @invariant()
-    def law_w1_ranges_are_disjoint_and_inside(self) -> None:
-        self.ranges.check()
+    def law_b1_ranges_are_disjoint_and_inside(self) -> None:
+        self.buffer.check()
         pages = [p for offset, size in self.placed.values() for p in range(offset, offset + size)]
-        assert len(set(pages)) == len(pages) == self.ranges.placed and set(pages) <= set(range(20))
+        assert len(set(pages)) == len(pages) == self.buffer.placed and set(pages) <= set(range(20))
 
     @invariant()
-    def law_w2_a_placed_model_stays_where_it_is(self) -> None:
-        assert {m: (self.ranges.offset(m), self.ranges.pages(m)) for m in MODELS if m in self.ranges} == self.placed
+    def law_b2_a_placed_model_stays_where_it_is(self) -> None:
+        assert {m: (self.buffer.offset(m), self.buffer.pages(m)) for m in MODELS if m in self.buffer} == self.placed
 
 
-TestRanges = Ranges.TestCase
+TestBuffer = Buffer.TestCase
 
 
 def test_models_may_be_replaced_for_ever_where_the_new_one_comes_before_the_old_one_leaves() -> None:
-    ranges = WeightRanges(10)
-    offsets = [ranges.place(MODELS[0], 4)]
+    buffer = BumpBuffer(10)
+    offsets = [buffer.place(MODELS[0], 4)]
     for old, new in (*pairwise(MODELS), *pairwise(reversed(MODELS))):
-        offsets.append(ranges.place(new, 4))
-        ranges.release(old)
+        offsets.append(buffer.place(new, 4))
+        buffer.release(old)
     assert set(offsets) == {0, 4}
 
 
@@ -64,7 +64,7 @@ def test_models_may_be_replaced_for_ever_where_the_new_one_comes_before_the_old_
     "placed", [{MODELS[0]: (0, 2), MODELS[1]: (1, 2)}, {MODELS[0]: (9, 2)}], ids=["two overlap", "one ends outside"]
 )
 def test_check_finds_what_is_broken(placed: dict[ModelId, tuple[int, int]]) -> None:
-    ranges = WeightRanges(10)
-    ranges._placed = placed
-    with pytest.raises(LawBroken, match="W1"):
-        ranges.check()
+    buffer = BumpBuffer(10)
+    buffer._placed = placed
+    with pytest.raises(LawBroken, match="B1"):
+        buffer.check()
