@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replaced
 
 from aegis.core.clock import NS_PER_MS, NS_PER_S
-from aegis.core.estimators import Hardware
+from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId, ProxyId, RequestId
 from aegis.core.messages import Phase, Prefilled, Started, StepsTook, SwitchDone, Tokens
 from aegis.core.model import Slo
@@ -27,7 +27,6 @@ from aegis.transport.node_messages import ProxyEnd
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.admission import Claim, wait_ns
-from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import (
     ClientLeft,
     Event,
@@ -49,34 +48,16 @@ HASTY = Slo(ttft_ns=NS_PER_MS, tbt_ns=20 * NS_PER_MS)
 """No first token comes so soon."""
 
 
-def claim(
-    steps: float,
-    *,
-    prefill_s: float = 0.0,
-    worth: float = 1.0,
-    loads: float = 0.0,
-    memory: float = 0.0,
-) -> Claim:
-    demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
-    return Claim(demand, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
+def claim(steps: float, *, prefill_s: float = 0.0, worth: float = 1.0) -> Claim:
+    return Claim(round(steps * PPM), round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
 
 
-CLAIMS = st.builds(
-    claim,
-    st.floats(0, 3),
-    prefill_s=st.floats(0, 60),
-    worth=st.floats(0.01, 100),
-    loads=st.floats(0, 2),
-    memory=st.floats(0, 3),
-)
+CLAIMS = st.builds(claim, st.floats(0, 3), prefill_s=st.floats(0, 60), worth=st.floats(0.01, 100))
 
 
 def wants(*claims: Claim) -> float:
     """The share of an instance's time."""
-    together = NOTHING
-    for each in claims:
-        together = together.instead(NOTHING, each.demand)
-    return together.load_ppm / PPM + sum(each.prefill_ns for each in claims) / TTFT_NS
+    return sum(each.steps_ppm / PPM + each.prefill_ns / TTFT_NS for each in claims)
 
 
 # --- the rule -------------------------------------------------------------------------------------------------------
@@ -92,9 +73,7 @@ def test_where_there_is_time_for_all_nobody_waits_for_longer_than_it_may(own: Cl
 
 
 def _scaled(each: Claim, share: float) -> Claim:
-    demand = each.demand
-    less = Demand(int(demand.steps_ppm / share), int(demand.loads_ppm / share), demand.memory_ppm)
-    return replace(each, demand=less, prefill_ns=int(each.prefill_ns / share))
+    return replace(each, steps_ppm=int(each.steps_ppm / share), prefill_ns=int(each.prefill_ns / share))
 
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6), CLAIMS)
@@ -149,10 +128,10 @@ def test_a_little_more_load_is_a_little_longer_wait() -> None:
 class Pool:
     """A router that is told of requests."""
 
-    def __init__(self, *instances: InstanceId, slo: Slo = HASTY) -> None:
+    def __init__(self, *instances: InstanceId, slo: Slo = HASTY, capacity_tokens: int = 100_000) -> None:
         self.core = Router(GroupedFcfs(), LeastSlack(), Hardware())
         for spec in SPECS:
-            self.tell(ModelUp(replaced(spec, slo=slo), 100_000))
+            self.tell(ModelUp(replaced(spec, slo=slo), capacity_tokens))
         for name in instances:
             self.tell(InstanceUp(name, Role(name.partition("-")[0])))
 
@@ -226,6 +205,19 @@ def test_who_was_refused_is_taken_when_it_would_wait_clearly_less() -> None:
     assert refused_within(wait_ns + 1000), "it is refused still"
     assert refused_within(wait_ns * 2) is None
     assert refused_within(wait_ns + 1000) is None, "and taken still"
+
+
+def test_weights_that_do_not_fit_together_keep_nobody_out_while_there_is_time_for_steps() -> None:
+    """They are loaded while others compute; before its own token the request waits for those of its model."""
+    latency = Latency(SPECS[0].manifest, Hardware())
+    least_ns = latency.switch_ns() + latency.prefill_ns(50)
+    pool = Pool(HERE, slo=Slo(ttft_ns=round(1.05 * least_ns), tbt_ns=NS_PER_S), capacity_tokens=100)
+    for request, model in enumerate((A, B), 1):
+        pool.arrive(request, model)
+        pool.begin(request)
+    assert pool.late_ns(C) is None
+    pool.tell(SloSet(C, Slo(ttft_ns=round(0.95 * least_ns), tbt_ns=NS_PER_S)))
+    assert pool.late_ns(C)
 
 
 def test_asking_places_nobody() -> None:
