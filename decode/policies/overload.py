@@ -5,9 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from aegis.core.views import LATE_WEIGHT, BatchView
 from decode.slack import begin_by_ns
+
+_CATCH_UP: Final = 4  # TTFTs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,11 @@ class Shedding:
 
 
 def shedding(batches: Sequence[BatchView], quantum_ns: int, shed_share: float, now_ns: int) -> Shedding:
-    """To be on time, a batch needs a step in every TBT, the change to it in every quantum and its prefills in every
-    TTFT. If it is late by more than a TTFT, it also needs within the next one the steps by which it is late, since it
-    makes nothing on time before it has caught up. (Batches that are less late are worth less.) If steps alone take more
-    than all of the time, `1 - shed_share` of it is given to batches in the order of their tokens on time per second of
-    it, the densest in any case, and the others are shed. If they do not, more prefills than there is time for are a
-    burst that passes.
+    """To be on time, a batch needs a step in every TBT, its prefills in every TTFT, and in every quantum the change to
+    it and what turns were lately seen to wait for. If it is late, it also needs, within `_CATCH_UP` TTFTs, the steps by
+    which it is, since it makes nothing on time before it has caught up. If steps alone take more than all of the time,
+    `1 - shed_share` of it is given to batches in the order of their tokens on time per second of it, the densest in any
+    case, and the others are shed. If they do not, more prefills than there is time for are a burst that passes.
 
     All of the time is what the instance has been seen to have (`_seen_share`).
 
@@ -108,8 +110,9 @@ def shed_for_ns(shed: int, quantum_ns: int, shed_share: float) -> int:
 
 def _needs(batch: BatchView, quantum_ns: int) -> float:
     """The share of the time with which the batch is on time."""
-    steps = batch.step_ns / batch.tbt_ns * (1 + batch.change_ns / quantum_ns)
-    return steps * max(batch.late_ns / batch.ttft_ns, 1) + batch.prefill_ns / batch.ttft_ns
+    lost_ns = batch.change_ns + (batch.stall_ns or 0)
+    steps = batch.step_ns / batch.tbt_ns * (1 + lost_ns / quantum_ns)
+    return steps * (1 + batch.late_ns / (_CATCH_UP * batch.ttft_ns)) + batch.prefill_ns / batch.ttft_ns
 
 
 def _density(needing: tuple[float, BatchView]) -> float:

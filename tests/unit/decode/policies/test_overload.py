@@ -81,9 +81,18 @@ def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) ->
     assert shed(batch(1, worth=2, step_ms=80), batch(2, step_ms=45)) == {2}
 
 
-def test_who_is_late_by_less_than_a_ttft_needs_no_more_for_that() -> None:
-    late = [batch(number, step_ms=33, late_ms=9_000) for number in range(3)]
-    assert shed(*late, batch(3, step_ms=10)) == shed(*(batch(n, step_ms=33) for n in range(3)), batch(3, step_ms=10))
+def test_who_is_late_needs_the_time_to_catch_up_within_four_ttfts() -> None:
+    """A tenth of the time is left over where two of three have a third each. Half as much again for each is too much."""
+    for late_ms, count in ((0, 1), (8_000, 1), (20_000, 2)):
+        late = [batch(number, step_ms=33, late_ms=late_ms) for number in range(3)]
+        assert len(shed(*late, batch(3, step_ms=10))) == count, late_ms
+
+
+def test_what_turns_wait_for_is_a_part_of_what_each_batch_needs() -> None:
+    for stall_ms, count in ((None, 1), (20, 1), (50, 2)):
+        stall_ns = None if stall_ms is None else stall_ms * _MS
+        four = [structs.replace(batch(number, step_ms=29), stall_ns=stall_ns) for number in range(4)]
+        assert len(shed(*four)) == count, stall_ms
 
 
 def test_what_still_fits_is_kept_and_the_densest_in_any_case() -> None:
