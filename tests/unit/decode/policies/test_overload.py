@@ -82,8 +82,8 @@ def test_who_makes_fewer_tokens_on_time_per_second_is_shed(costly: BatchView) ->
 
 
 def test_who_is_late_needs_the_time_to_catch_up_within_four_ttfts() -> None:
-    """A tenth of the time is left over where two of three have a third each. Half as much again for each is too much."""
-    for late_ms, count in ((0, 1), (8_000, 1), (20_000, 2)):
+    """A tenth of the time is left over where two of three have a third each. A quarter more is too much."""
+    for late_ms, count in ((0, 1), (8_000, 1), (9_900, 2)):
         late = [batch(number, step_ms=33, late_ms=late_ms) for number in range(3)]
         assert len(shed(*late, batch(3, step_ms=10))) == count, late_ms
 
