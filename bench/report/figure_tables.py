@@ -21,10 +21,10 @@ _NOTHING = "Nothing has been simulated yet; the command above does it."
 _PERCENTILES = (25, 50, 75, 99)
 
 _PROMPTS_FIRST = (
-    "in all of them prompts come first and KV leaves for them, whatever memory there is; see tokens per second"
+    "in all of these policies prompts come first and KV leaves for them, whatever memory there is; see tokens/s"
 )
 _MOVED = (
-    "memory for all models: who keeps them loaded never waits, and who moves a model, or sends it away, loads it again"
+    "memory holds all models: a policy that keeps them loaded never waits; one that moves or unloads one loads it again"
 )
 
 REASONS: Sequence[tuple[str, str]] = (

@@ -25,14 +25,14 @@ _MEDIAN_AHEAD = 1.4
 _TTFT_OVER = 2.0
 """Of `overload`: times that of the rival with the most tokens on time."""
 
-_PUT_OFF = "who is put off waits for turns in a tenth of the time, where `--refuse-late` refuses"
+_PUT_OFF = "batches put off wait for turns in a tenth of the time; `--refuse-late` refuses instead"
 
 _FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes gain a quarter"
 
 MISSED = {
     "cells: median": _FULL,
     "overload: TTFT": _PUT_OFF,
-    "overload: TTFT/muxserve": "it fails requests of models without a place, and has the others' weights there",
+    "overload: TTFT/muxserve": "it fails requests of models without a place, and keeps others' weights loaded",
 }
 """The reasons why figures missed their bars; that of one without a reason is not explained."""
 

@@ -133,7 +133,7 @@ SUITES = {
         _INTERFERENCE,
     ),
     "interference_vllm": Suite(
-        "The same on vLLM 0.32.0's server for CPUs, with one thread and the rest as it comes",
+        "The same on vLLM 0.32.0's server for CPUs, with one thread and its defaults otherwise",
         "cells",
         _INTERFERENCE,
     ),
@@ -222,7 +222,7 @@ SUITES = {
         },
     ),
     "start": Suite(
-        "A start and recoveries: 6 + 10 instances of the demo market, which was made before",
+        "A start and recoveries: 6 + 10 instances of the demo market, made beforehand",
         "figures",
         _FIGURES,
     ),
@@ -232,7 +232,7 @@ SUITES = {
         _FIGURES,
     ),
     "switch": Suite(
-        "Activating a model, beside a memcpy of as many bytes in the same run",
+        "Activating a model, beside a memcpy of the same number of bytes in the same run",
         "sizes",
         {
             "model": lambda size: format_size(size["nbytes"]),
@@ -276,18 +276,18 @@ _UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
 
 
 _ROOFLINE = "chunks of 768 tokens keep 50 ms by the roofline; the paper had to take 256"
-_UNSTEADY = "answers last for many minutes and arrivals for one, so that batches only grow"
+_UNSTEADY = "answers last for many minutes and requests come for one, so batches only grow"
 _ONE_BY_ONE = "its prompts run one by one here; SGLang prefills batches of them"
-_HALF = "a prompt that begins beside a decode has half of the GPUs to its end"
-_LAYERS = "it was profiled, and stops between layers at no cost"
+_HALF = "a prompt that begins beside a decode keeps half of the GPUs until it ends"
+_LAYERS = "`muxwise` goes by a profile, and stops prompts between layers at no cost"
 _ESTIMATES = "estimates of pieces at that depth err by up to a fifth"
 _EACH_PIECE = (
     "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
 )
 
 MISSED = {
-    "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
-    "float32: ratio": "the engine alone reaches 1.6 to 1.8; what else a request takes is the same for both",
+    "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; the rest of a request's time is the same for both",
+    "float32: ratio": "the engine alone reaches 1.6 to 1.8; the rest of a request's time is the same for both",
     "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
     "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
     "loogle/llama-3-70b/a100x8/chunked-prefill": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
@@ -314,13 +314,13 @@ MISSED = {
     "12000 same: slowdown": _EACH_PIECE,
     "12000 other: slowdown": _EACH_PIECE,
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
-    "gap as made, p99": "turns were short, of half a second at most: there was less to smooth",
+    "gap as made, p99": "turns lasted for half a second at most, so there was less to smooth",
     "live overload: health": "the loop has to wait for a core",
-    "live overload: goodput": "no fall: more are on time at 8 × still; 1.00 of the most up to 4 ×",
+    "live overload: goodput": "no fall: even more are on time at 8 ×; at 4 × it is 1.00 of the most up to there",
     "live overload: metrics": "9 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
-    "live overload: memory": "an instance keeps some 50 MiB more once prompts have shared steps, under half of what it "
-    "can do as well, and an open request takes some 55 KiB of the proxy; 1.39 ×, refusing 1.29",
+    "live overload: memory": "once prompts have shared steps, also at half of the load that it can serve, an instance "
+    "keeps some 50 MiB more, and an open request takes some 55 KiB of the proxy; 1.39 ×, refusing 1.29",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }

@@ -79,7 +79,7 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
         f"| arena/2gpus | 75.0 | 750 | 50.0 | 50.0 | {rival} | 1.50 | 0.80 | 64.0 | 0.50 | 70 | 50 |",
         "| arena/3gpus | 75.0 | 750 |  |  |  |  |  |  |  | 70 | 50 |",
     ]
-    assert "| 2.04 **missed**, at most 2: who is put off waits" in lines[6]
+    assert "| 2.04 **missed**, at most 2: batches put off wait" in lines[6]
     assert "| 0.975 **missed**, at least 0.98: not explained | 0.50 |" in lines[7]
     assert lines[-1] == "all told"
 
