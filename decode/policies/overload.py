@@ -76,11 +76,14 @@ def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, Bat
 
 
 def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:
+    """Up to the first that does not fit. A less dense one that would fit is not kept in its place: what is left over is
+    spare time, and the denser ones that are shed are first in it."""
     kept = set[int]()
     for needs, batch in densest:
-        if needs <= room or not kept:
-            kept.add(batch.batch)
-            room -= needs
+        if needs > room and kept:
+            break
+        kept.add(batch.batch)
+        room -= needs
     return kept
 
 
