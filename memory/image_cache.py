@@ -7,8 +7,8 @@ are told, and its extents are free once each has answered or was lost.
 An image that is wanted and absent takes free extents; without enough of them it evicts images that are not pinned,
 least recently used first. If even that does not suffice, no image leaves and the wanted one is refused: its model is
 loaded from disk. A pinned one that is refused, because others are being filled, is wanted again as soon as more can
-leave. An image never evicts one that was used since its own last use: of two models, the one that is used
-twice while the other is not used at all is the more frequent (O'Neil et al., The LRU-K page replacement algorithm,
+leave. An image that is not pinned never evicts one that was used since its own last use: of two models, the one that is
+used twice while the other is not used at all is the more frequent (O'Neil et al., The LRU-K page replacement algorithm,
 SIGMOD 1993, with K = 2). So a model that is called once a day drives nobody out, and models that take turns and do not
 fit keep a part of them cached, where plain LRU would evict each shortly before it is needed. Uses in quick succession
 count as one.
@@ -106,7 +106,7 @@ class _Image:
     used_before_ns: int = _NEVER_NS
     dropped: bool = False
     unloaded: bool = False  # while filling: it leaves as soon as it is there
-    failed: bool = False  # its last fill has: there is no other one before its next use
+    failed: bool = False  # its last fill has: it is not wanted again before its next use
     answers: set[InstanceId] = field(default_factory=set)  # still to come, while evicting
 
 
@@ -166,7 +166,7 @@ class ModelCache:
             return []
         if pins + image.count > self._pool.capacity:
             return NoPages(image.count, self._pool.capacity - pins)
-        image.pinned, image.unloaded = True, False
+        image.pinned, image.unloaded, image.failed = True, False, False
         if image.state is State.ABSENT and model not in self._waiting:
             self._want(model, image)
         return self._drain()
@@ -203,7 +203,7 @@ class ModelCache:
     def use(self, model: ModelId, now_ns: int) -> list[CacheEffect]:
         """A request for the model came."""
         image = self._images[model]
-        image.unloaded = False
+        image.unloaded = image.failed = False
         if image.state is State.CACHED:
             self.counters.hits += 1
         else:
@@ -219,7 +219,7 @@ class ModelCache:
         if image.dropped or image.unloaded:
             self._release(model, image)  # no instance was told of it
             return self._serve()
-        image.state, image.failed = State.CACHED, False
+        image.state = State.CACHED
         self.counters.fills += 1
         self._out += [NotifyInstance(instance, ImageCached(model, image.extents)) for instance in sorted(self._up)]
         return self._serve()

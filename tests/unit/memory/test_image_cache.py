@@ -170,6 +170,16 @@ def test_a_pinned_image_comes_in_once_those_in_its_way_may_leave() -> None:
     cache.check()
 
 
+def test_a_pinned_image_whose_fill_failed_comes_in_after_a_use_that_was_too_early() -> None:
+    cache = ModelCache(4)
+    cache.add(M, 3, pinned=True)
+    cache.unfillable(M)
+    cache.add(K, 2)
+    assert cache.use(M, 0) == [], "K is being filled"
+    assert cache.filled(K) == [Fill(M, (PageRun(0, 3),))]
+    cache.check()
+
+
 def test_an_image_is_pinned_later_and_let_go_again() -> None:
     books = Books(4, k=2, l=2, m=2)
     effects = books.cache.pin(M)
