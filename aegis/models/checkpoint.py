@@ -51,9 +51,13 @@ def other_than_file(mode: int) -> str:
 
 def refuse_odd_files(directory: Path) -> None:
     """A foreign file may be anything, and endless. Raises ModelRefused if an entry is neither a file nor a directory,
-    wherever links lead, or if a file beside the weights is too large. Opens none."""
+    wherever links lead, if a file beside the weights is too large, or if it may not look. Opens none."""
     within = directory / TEMPLATES
-    entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
+    try:
+        entries = [*directory.iterdir(), *(within.iterdir() if within.is_dir() else ())]
+    except OSError as error:
+        where = "its directory" if error.filename is None or Path(error.filename) == directory else TEMPLATES
+        raise ModelRefused(f"{where}: {error.strerror}") from None
     for entry in sorted(entries):
         _refuse_odd(entry, str(entry.relative_to(directory)))
 
@@ -131,9 +135,13 @@ class Checkpoint(Struct, frozen=True):
 def open_checkpoint(directory: Path) -> Checkpoint:
     """Raises ModelRefused for a missing or unreadable configuration, and for weights that are pickled, missing,
     truncated or not what their headers or their index say. The reason does not repeat the directory."""
-    if is_gguf(directory):
+    try:
+        gguf, there = is_gguf(directory), directory.is_dir()
+    except OSError as error:  # a link may lead where this user may not look
+        raise ModelRefused(f"it cannot be looked at: {error.strerror}") from None
+    if gguf:
         return open_gguf_checkpoint(directory)
-    if not directory.is_dir():
+    if not there:
         raise ModelRefused(_why_no_directory(directory))
     if not os.access(directory, os.R_OK | os.X_OK):
         raise ModelRefused("its directory may not be read by this user; allow that, or take it out")

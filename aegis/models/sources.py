@@ -195,7 +195,7 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
 
 
 def _at(path: Path, named: str, default_slo: Slo) -> Source:
-    name = path.stem if is_gguf(path) else path.name
+    name = path.stem if os.access(path, os.F_OK) and is_gguf(path) else path.name
     adapter = os.access(path, os.X_OK) and is_adapter(path)
     return Source(_name(name, named), path=str(path), slo=default_slo, adapter=adapter)
 
@@ -215,7 +215,7 @@ def _checkpoints(directory: Path) -> list[Path]:
         return [directory]
     found = sorted(entry for entry in directory.iterdir() if _may_be_one(entry))
     if not found:
-        _refuse_odd([directory, *sorted(directory.iterdir())])
+        _refuse_odd(each for each in [directory, *sorted(directory.iterdir())] if os.access(each, os.X_OK))
         raise UserError(
             f"{directory}: neither it nor any directory in it holds a config.json, and it holds no .gguf file",
             param="models",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from aegis.core.errors import ModelRefused
-from aegis.models.checkpoint import open_checkpoint, refuse_odd_files
+from aegis.models.checkpoint import TEMPLATES, open_checkpoint, refuse_odd_files
 from tests import checkpoints
 
 INDEX = "model.safetensors.index.json"
@@ -125,6 +125,33 @@ def test_a_file_that_may_not_be_read_is_not_taken_for_damaged(
 def test_a_directory_that_may_not_be_read_is_refused(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != single)
     with pytest.raises(ModelRefused, match=r"^its directory may not be read by this user; allow that"):
+        open_checkpoint(single)
+
+
+@pytest.mark.parametrize(("name", "told"), [("", "its directory"), (TEMPLATES, TEMPLATES)])
+def test_a_directory_that_may_not_be_listed_is_refused(
+    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of an adapter, or one within; it was said that no weight image can be made in the cache."""
+    (tmp_path / TEMPLATES).mkdir()
+    listed = Path.iterdir
+
+    def refused(path: Path) -> Iterator[Path]:
+        if path == tmp_path / name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(ModelRefused, match=f"^{told}: Permission denied$"):
+        refuse_odd_files(tmp_path)
+
+
+def test_a_link_that_leads_where_nobody_may_look_is_refused(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    with pytest.raises(ModelRefused, match=r"^it cannot be looked at: Permission denied$"):
         open_checkpoint(single)
 
 

@@ -200,6 +200,25 @@ def test_a_directory_beside_checkpoints_that_may_not_be_read_is_left_to_register
     assert [source.model for source in read_sources([str(tmp_path)])] == ["llama", "lost+found"]
 
 
+def test_where_no_checkpoint_is_a_closed_directory_does_not_hide_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no model's by its name, as a `.Trash-0` of another user."""
+    (tmp_path / ".Trash-0").mkdir()
+    there, access = Path.is_file, os.access
+
+    def looked_at(path: Path) -> bool:
+        if path.parent.name == ".Trash-0":
+            raise PermissionError(13, "Permission denied")
+        return there(path)
+
+    monkeypatch.setattr(Path, "is_file", looked_at)
+    monkeypatch.setattr(Path, "exists", looked_at)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != ".Trash-0" and access(path, mode))
+    with pytest.raises(UserError, match="neither it nor any directory in it holds"):
+        read_sources([str(tmp_path)])
+
+
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/place", "a/b/c", "no.yaml", "spaced out"])
 def test_what_is_neither_there_nor_a_hub_id_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="no such file or directory"):
