@@ -196,8 +196,15 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
 
 def _at(path: Path, named: str, default_slo: Slo) -> Source:
     name = path.stem if os.access(path, os.F_OK) and is_gguf(path) else path.name
-    adapter = os.access(path, os.X_OK) and is_adapter(path)
-    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=adapter)
+    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=_is_seen_adapter(path))
+
+
+def _is_seen_adapter(path: Path) -> bool:
+    """A directory that may not be looked into is taken for a checkpoint, and refused alone when it is registered."""
+    try:
+        return is_adapter(path)
+    except PermissionError:
+        return False
 
 
 def _may_be_one(path: Path) -> bool:
@@ -283,7 +290,7 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
 def adapter_terms(where: str, source: Source, *, own_slo: bool = False) -> Source:
     """The source, known to be an adapter's or not, by its path or the base that is named. Raises UserError for terms
     that an adapter cannot have: it runs in the steps of its base."""
-    adapter = source.base is not None or (source.path is not None and is_adapter(Path(source.path)))
+    adapter = source.base is not None or (source.path is not None and _is_seen_adapter(Path(source.path)))
     if not adapter:
         return source
     terms = {

@@ -200,6 +200,23 @@ def test_a_directory_beside_checkpoints_that_may_not_be_read_is_left_to_register
     assert [source.model for source in read_sources([str(tmp_path)])] == ["llama", "lost+found"]
 
 
+def test_a_directory_that_a_file_names_and_that_may_not_be_read_is_left_to_registering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the file that was said not to be readable."""
+    directory(tmp_path / "closed")
+    (tmp_path / "models.yaml").write_text("models: {shut: {path: closed}}")
+    looked_at = sources.is_adapter
+
+    def is_adapter(path: Path) -> bool:
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return looked_at(path)
+
+    monkeypatch.setattr(sources, "is_adapter", is_adapter)
+    assert [source.model for source in read_sources([str(tmp_path / "models.yaml")])] == ["shut"]
+
+
 def test_where_no_checkpoint_is_a_closed_directory_does_not_hide_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
