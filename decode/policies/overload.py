@@ -76,14 +76,16 @@ def _seen_share(batches: Sequence[BatchView], densest: Sequence[tuple[float, Bat
 
 
 def _kept(densest: Sequence[tuple[float, BatchView]], room: float) -> set[int]:
-    """Up to the first that does not fit. A less dense one that would fit is not kept in its place: what is left over is
-    spare time, and the denser ones that are shed are first in it."""
-    kept = set[int]()
+    """The densest, up to the first that does not fit beside those before it. A less dense one that would fit is not
+    kept in its place: what is left over is spare time, and the denser ones that are shed are first in it. One that does
+    not fit even alone is passed over, unless it is the first."""
+    kept, left = set[int](), room
     for needs, batch in densest:
-        if needs > room and kept:
+        if needs <= left or not kept:
+            kept.add(batch.batch)
+            left -= needs
+        elif needs <= room:
             break
-        kept.add(batch.batch)
-        room -= needs
     return kept
 
 

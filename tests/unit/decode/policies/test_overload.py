@@ -98,6 +98,7 @@ def test_what_turns_wait_for_is_a_part_of_what_each_batch_needs() -> None:
 def test_none_is_kept_in_the_place_of_a_denser_one_but_the_densest_is_in_any_case() -> None:
     assert shed(batch(1, step_ms=60, worth=9), batch(2, step_ms=50, worth=2), batch(3, step_ms=30)) == {2, 3}
     assert shed(batch(1, step_ms=60, worth=9), batch(2, step_ms=50, worth=1), batch(3, step_ms=30)) == {2}
+    assert shed(batch(1, step_ms=30, worth=9), batch(2, step_ms=91, worth=9), batch(3, step_ms=30)) == {2}
     assert shed(batch(1, step_ms=300), batch(2, step_ms=400)) == {2}, "no step is as short as its TBT"
 
 
