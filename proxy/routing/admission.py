@@ -4,9 +4,9 @@ Where the requests of an instance want more than its time, instances keep those 
 on time per second (`decode.policies.overload`), so a request waits for the models that come before its own:
 
 (1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
-    priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time: a step in every TBT, and
-    the prefills that wait, each within its TTFT. Loads of weights do not count, as in `decode.policies.overload`: they
-    go on while other batches compute. Where they do not, that is seen (4).
+    priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
+    `proxy.routing.demand`, and the prefills that wait, each within its TTFT. Of loads `LOADS_SHARE` counts: most of
+    them go on while other batches compute.
 (2) What the models before it and the others of its own want of the time goes as their answers end, which have about
     `ANSWER_TOKENS` yet. Until there is room for the steps of all of them, nobody runs it.
 (3) Then its prefill and those before it have the time that steps leave.
@@ -31,7 +31,7 @@ but what later requests are held to (`BACK_SHARE`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Final
@@ -44,21 +44,22 @@ from aegis.core.model import ModelSpec
 from aegis.core.request import Job
 from aegis.core.views import ANSWER_TOKENS, LATE_WEIGHT, PPM, PrefillPolicy, Work, worth_of
 from proxy.routing.decode_lists import DecodeLists
+from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import ModelLoad
 from proxy.routing.first_tokens import FirstTokens
 from proxy.routing.pace import Pace
 from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
+LOADS_SHARE: Final = 0.25
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the requests of a model want of an instance: of its time, for a step every TBT, so many millionths;
-    `prefill_ns` is the time of the prompts that wait there."""
+    """What the requests of a model want of an instance; `prefill_ns` is the time of those that wait there."""
 
-    steps_ppm: int
+    demand: Demand
     prefill_ns: int
     worth: float
     ttft_ns: int
@@ -66,7 +67,7 @@ class Claim:
 
     @property
     def density(self) -> float:
-        needs = self.steps_ppm / PPM + self.prefill_ns / self.ttft_ns
+        needs = self.demand.load_ppm / PPM + self.prefill_ns / self.ttft_ns
         return self.worth / max(needs * self.tbt_ns, 1.0)
 
 
@@ -74,12 +75,13 @@ def wait_ns(own: Claim, others: Iterable[Claim], time: float = 1.0) -> int:
     """Until the last of its own requests would have its first token, whose `prefill_ns` has all of them. The instance
     does so much of what they want in its `time`."""
     density = own.density
-    prefill_ns, steps_ppm, weighed_ns = 0, 0, 0
+    together, prefill_ns, steps_ppm, weighed_ns = NOTHING, 0, 0, 0
     for claim in (own, *[claim for claim in others if claim.density >= density]):
+        together = together.instead(NOTHING, claim.demand)
         prefill_ns += claim.prefill_ns
-        steps_ppm += claim.steps_ppm
-        weighed_ns += claim.steps_ppm * claim.tbt_ns
-    wanted, alone, room = steps_ppm / PPM, own.steps_ppm / PPM, max(time, LEAST_SHARE)
+        steps_ppm += claim.demand.steps_ppm
+        weighed_ns += claim.demand.steps_ppm * claim.tbt_ns
+    wanted, alone, room = together.load_ppm / PPM, own.demand.load_ppm / PPM, max(time, LEAST_SHARE)
     if wanted <= room:
         return round(prefill_ns / max(room - wanted + alone, LEAST_SHARE))
     starts_ns = ANSWER_TOKENS * weighed_ns / max(steps_ppm, 1) * log(wanted / room)
@@ -99,6 +101,7 @@ class Admission:
         decodes: DecodeLists,
         first_tokens: FirstTokens,
         mixed: Collection[InstanceId],
+        demand_of: Callable[[ModelId, int], Demand],
     ) -> None:
         self._prefill_policy = prefill_policy
         self._specs = specs
@@ -107,6 +110,7 @@ class Admission:
         self._decodes = decodes
         self._first_tokens = first_tokens
         self._mixed = mixed
+        self._demand_of = demand_of
         self._pace = Pace()
         self._refused: set[ModelId] = set()  # whose last request was
         self._more: defaultdict[tuple[InstanceId, ModelId], float] = defaultdict(float)
@@ -189,9 +193,10 @@ class Admission:
             return self._prefills.load_ns(instance) > ttft_ns
         if instance not in self._decodes:
             return False
-        loads = self._decodes.placed_loads(instance)
-        wanted_ppm = sum([self._steps_ppm(load.model, load.requests, load.tokens) for load in loads])
-        return wanted_ppm > PPM * self._time(instance, now_ns)
+        wanted = NOTHING
+        for load in self._decodes.placed_loads(instance):
+            wanted = wanted.instead(NOTHING, self._demand(load.model, load.requests, load.tokens))
+        return wanted.load_ppm > PPM * self._time(instance, now_ns)
 
     def _drop(self, keys: Iterable[tuple[InstanceId, ModelId]]) -> None:
         for key in keys:
@@ -244,11 +249,13 @@ class Admission:
         each that this proxy has not placed."""
         slo = self._specs[model].slo
         worth = requests + self._more.get((instance, model), 0.0) + more
-        return Claim(self._steps_ppm(model, requests, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
+        return Claim(self._demand(model, requests, tokens), prefill_ns, worth, slo.ttft_ns, slo.tbt_ns)
 
-    def _steps_ppm(self, model: ModelId, requests: int, tokens: int) -> int:
+    def _demand(self, model: ModelId, requests: int, tokens: int) -> Demand:
         """Each batch has steps of its own: a model whose batches are small, because little of its KV fits, makes fewer
         tokens in the same time."""
         batches = max(self._decodes.batches_of(model, requests, tokens), 1)
         step_ns = self._latency[model].decode_ns(tokens // batches, requests // batches)
-        return PPM * batches * step_ns // self._specs[model].slo.tbt_ns
+        steps_ppm = PPM * batches * step_ns // self._specs[model].slo.tbt_ns
+        demand = self._demand_of(model, tokens)
+        return demand._replace(steps_ppm=steps_ppm, loads_ppm=round(LOADS_SHARE * demand.loads_ppm))

@@ -124,6 +124,7 @@ class Router:
             self._decodes,
             self._first_tokens,
             self._mixed,
+            self._demand_of,
         )
         self._patience = Patience(self._sessions, self._ttft_ns, self.admission, give_up_ns)
         self._places = Places()

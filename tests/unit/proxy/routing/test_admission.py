@@ -27,6 +27,7 @@ from aegis.transport.node_messages import ProxyEnd
 from decode.policies.least_slack import LeastSlack
 from prefill.policies.grouped_fcfs import GroupedFcfs
 from proxy.routing.admission import Claim, wait_ns
+from proxy.routing.demand import NOTHING, Demand
 from proxy.routing.events import (
     ClientLeft,
     Event,
@@ -48,16 +49,34 @@ HASTY = Slo(ttft_ns=NS_PER_MS, tbt_ns=20 * NS_PER_MS)
 """No first token comes so soon."""
 
 
-def claim(steps: float, *, prefill_s: float = 0.0, worth: float = 1.0) -> Claim:
-    return Claim(round(steps * PPM), round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
+def claim(
+    steps: float,
+    *,
+    prefill_s: float = 0.0,
+    worth: float = 1.0,
+    loads: float = 0.0,
+    memory: float = 0.0,
+) -> Claim:
+    demand = Demand(round(steps * PPM), round(loads * PPM), round(memory * PPM))
+    return Claim(demand, round(prefill_s * NS_PER_S), worth, TTFT_NS, TBT_NS)
 
 
-CLAIMS = st.builds(claim, st.floats(0, 3), prefill_s=st.floats(0, 60), worth=st.floats(0.01, 100))
+CLAIMS = st.builds(
+    claim,
+    st.floats(0, 3),
+    prefill_s=st.floats(0, 60),
+    worth=st.floats(0.01, 100),
+    loads=st.floats(0, 2),
+    memory=st.floats(0, 3),
+)
 
 
 def wants(*claims: Claim) -> float:
     """The share of an instance's time."""
-    return sum(each.steps_ppm / PPM + each.prefill_ns / TTFT_NS for each in claims)
+    together = NOTHING
+    for each in claims:
+        together = together.instead(NOTHING, each.demand)
+    return together.load_ppm / PPM + sum(each.prefill_ns for each in claims) / TTFT_NS
 
 
 # --- the rule -------------------------------------------------------------------------------------------------------
@@ -73,7 +92,9 @@ def test_where_there_is_time_for_all_nobody_waits_for_longer_than_it_may(own: Cl
 
 
 def _scaled(each: Claim, share: float) -> Claim:
-    return replace(each, steps_ppm=int(each.steps_ppm / share), prefill_ns=int(each.prefill_ns / share))
+    demand = each.demand
+    less = Demand(int(demand.steps_ppm / share), int(demand.loads_ppm / share), demand.memory_ppm)
+    return replace(each, demand=less, prefill_ns=int(each.prefill_ns / share))
 
 
 @given(CLAIMS, st.lists(CLAIMS, max_size=6), CLAIMS)
@@ -207,11 +228,11 @@ def test_who_was_refused_is_taken_when_it_would_wait_clearly_less() -> None:
     assert refused_within(wait_ns + 1000) is None, "and taken still"
 
 
-def test_weights_that_do_not_fit_together_keep_nobody_out_while_there_is_time_for_steps() -> None:
-    """They are loaded while others compute; before its own token the request waits for those of its model."""
+def test_weights_that_do_not_fit_together_keep_few_out_while_there_is_time_for_steps() -> None:
+    """Most are loaded while others compute; before its own token the request waits for those of its model."""
     latency = Latency(SPECS[0].manifest, Hardware())
     least_ns = latency.switch_ns() + latency.prefill_ns(50)
-    pool = Pool(HERE, slo=Slo(ttft_ns=round(1.05 * least_ns), tbt_ns=NS_PER_S), capacity_tokens=100)
+    pool = Pool(HERE, slo=Slo(ttft_ns=round(1.2 * least_ns), tbt_ns=NS_PER_S), capacity_tokens=100)
     for request, model in enumerate((A, B), 1):
         pool.arrive(request, model)
         pool.begin(request)
