@@ -5,7 +5,7 @@ on time per second (`decode.policies.overload`), so a request waits for the mode
 
 (1) Models are in the order of their worth over what they need, the new request being one of its model's. Worth is by
     priority (`aegis.core.views.worth_of`); what they need is a share of the instance's time, as in
-    `proxy.routing.demand`, and the prefills that wait, each within its TTFT. Of loads `LOADS_SHARE` counts: most of
+    `proxy.routing.demand`, and the prefills that wait, each within its TTFT. Of loads `LOADS_SHARE` counts: many of
     them go on while other batches compute.
 (2) What the models before it and the others of its own want of the time goes as their answers end, which have about
     `ANSWER_TOKENS` yet. Until there is room for the steps of all of them, nobody runs it.
@@ -51,7 +51,7 @@ from proxy.routing.pace import Pace
 from proxy.routing.prefill_queues import PrefillQueues
 
 BACK_SHARE: Final = 0.8
-LOADS_SHARE: Final = 0.25
+LOADS_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.05  # of an instance's time is left to everybody, however much those before them want
 
 
