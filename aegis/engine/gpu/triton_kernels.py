@@ -7,8 +7,9 @@ import triton.language as tl
 
 @triton.jit
 def cached_at(address, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """A pointer to where a cache would begin, whether something is mapped there or not."""
-    pointer = address.to(tl.pointer_type(TYPE))
+    """A pointer to where a cache would begin, whether something is mapped there or not. An address below 2^31 comes as
+    32 bits."""
+    pointer = address.to(tl.int64).to(tl.pointer_type(TYPE))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
