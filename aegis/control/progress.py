@@ -11,7 +11,7 @@ from aegis.core.messages import Telemetry
 STEP_S_MAX = 60.0
 """A pass of the main loop that takes longer has gone wrong, however busy it is."""
 
-_BUSY_SHARE = 0.02  # of a processor: a process that waits for a lock uses less, and so does the thread itself
+_BUSY_SHARE = 0.02  # of a processor: a process that waits for a lock uses less
 
 
 class LaneProgress:
@@ -84,7 +84,8 @@ class Progress:
         self._value = 0
 
     def value(self, now_s: float, used_s: float, lanes: Sequence[tuple[LaneProgress, float]] = ()) -> int:
-        """`used_s` is the processor time of the process; with each of the `lanes` goes that of its thread."""
+        """`used_s` is the processor time of the process but for the thread that asks; each of the `lanes` goes with
+        that of its thread."""
         progress = self._loop_progress
         loop_gets_on = self._loop.gets_on(now_s, progress.passes, used_s)
         hangs = False
@@ -100,7 +101,8 @@ class Progress:
     def now(self) -> int:
         lanes = self._loop_progress.lanes  # read once: the main loop may divide the device at any time
         used = [(lane, used_s) for lane in lanes if (used_s := _processor_s(lane.clock)) is not None]
-        return self.value(time.monotonic(), time.process_time(), used)
+        # Without this thread's: on a slow machine it uses a share that the main loop could be taken to be busy by.
+        return self.value(time.monotonic(), time.process_time() - time.thread_time(), used)
 
     def lanes_ns(self) -> tuple[int, ...]:
         """How long the run on each lane has lasted; 0 where there is none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ from aegis.control.messages import (
     encode,
 )
 from aegis.control.progress import LoopProgress
+from aegis.control.settings import BusSettings
 from aegis.control.topics import CLUSTER
 from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
@@ -113,8 +116,8 @@ async def heard(client: aiomqtt.Client, topic: str, count: int) -> list[bytes]:
     return payloads
 
 
-def agent(bus: Bus, loop_progress: LoopProgress, *, protocol: int = PROTOCOL) -> HeartbeatAgent:
-    settings = msgspec.structs.replace(bus.settings, protocol=protocol)
+def agent(settings: BusSettings, loop_progress: LoopProgress, *, protocol: int = PROTOCOL) -> HeartbeatAgent:
+    settings = msgspec.structs.replace(settings, protocol=protocol)
     return HeartbeatAgent(settings, loop_progress, instance=InstanceId(NAME), incarnation=1, role=Role.MIXED)
 
 
@@ -337,7 +340,7 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
             await client.subscribe(f"life/instances/{NAME}/heartbeat")
             loop_progress = LoopProgress()
             loop_progress.up = True
-            instance = agent(bus, loop_progress)
+            instance = agent(bus.settings, loop_progress)
             instance.start()
             beats = []
             for _ in range(3):
@@ -354,17 +357,26 @@ def test_an_instance_tells_its_state_and_beats(broker: Broker) -> None:
     assert node.fenced == []
 
 
+def _hang(settings: BusSettings) -> None:
+    """An instance whose main loop makes no pass and uses no processor: all that goes on is what says how it is."""
+    loop_progress = LoopProgress()
+    loop_progress.up = True
+    agent(settings, loop_progress).start()
+    threading.Event().wait()
+
+
 def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
     async def main() -> Recorded:
         async with serving(broker, "hung") as (bus, node):
-            loop_progress = LoopProgress()
-            loop_progress.up = True
-            instance = agent(bus, loop_progress)
-            instance.start()
-            async with asyncio.timeout(20):
-                while not node.fenced:
-                    await asyncio.sleep(0.05)
-            await asyncio.to_thread(instance.close)
+            instance = multiprocessing.get_context("spawn").Process(target=_hang, args=(bus.settings,))
+            instance.start()  # in a process of its own: the processor time of this one is the launcher's
+            try:
+                async with asyncio.timeout(60):
+                    while not node.fenced:
+                        await asyncio.sleep(0.05)
+            finally:
+                instance.kill()
+                await asyncio.to_thread(instance.join)
             return node
 
     node = asyncio.run(main())
@@ -378,7 +390,7 @@ def test_an_instance_of_another_version_is_refused_by_both_sides(broker: Broker)
     async def main() -> Recorded:
         async with serving(broker, "versions") as (bus, node), client_of(broker) as client:
             with pytest.raises(UserError, match="install the same version"):
-                agent(bus, LoopProgress(), protocol=PROTOCOL + 1)
+                agent(bus.settings, LoopProgress(), protocol=PROTOCOL + 1)
             other = state | {"cluster": bus.settings.cluster, "protocol": PROTOCOL + 1}
             await client.publish(f"versions/instances/{NAME}/state", msgspec.json.encode(other), qos=1)
             async with asyncio.timeout(10):
@@ -425,7 +437,7 @@ def test_a_broker_that_stands_still_kills_nobody(tmp_path: Path) -> None:
             await client.subscribe(f"still/instances/{NAME}/heartbeat")
             loop_progress = LoopProgress()
             loop_progress.up = True
-            instance = agent(bus, loop_progress)
+            instance = agent(bus.settings, loop_progress)
             instance.start()
             turning = asyncio.create_task(_turn(loop_progress))
             await heard(client, f"still/instances/{NAME}/heartbeat", 2)

@@ -3,6 +3,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from aegis.control.progress import STEP_S_MAX, LaneProgress, LoopProgress, Progress
 
 
@@ -16,8 +18,24 @@ def test_a_main_loop_that_turns_gets_on() -> None:
 
 def test_one_that_waits_for_ever_does_not() -> None:
     progress = Progress(LoopProgress())
-    values = [progress.value(0.5 * n, 0.1 + 0.001 * n) for n in range(1, 10)]  # the thread itself uses a little
+    values = [progress.value(0.5 * n, 0.1 + 0.001 * n) for n in range(1, 10)]
     assert len(set(values)) == 1
+
+
+def test_what_the_thread_that_asks_uses_is_not_the_main_loop_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = iter(range(1, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: next(now_s))
+    monkeypatch.setattr(time, "process_time", lambda: 10 + time.thread_time())
+    progress = Progress(LoopProgress())
+    assert len({_spun(progress) for _ in range(3)}) == 1
+
+
+def _spun(progress: Progress) -> int:
+    """What is said after the processor was used for more than a main loop that waits would use in a second."""
+    until_s = time.thread_time() + 0.03
+    while time.thread_time() < until_s:
+        pass
+    return progress.now()
 
 
 def test_a_long_step_gets_on_while_it_uses_the_processor() -> None:
