@@ -8,6 +8,7 @@ import typer
 
 from aegis.cli.timeout import Timeout
 from aegis.core.errors import UserError
+from aegis.server_url import url_option
 
 if TYPE_CHECKING:
     from aegis.control.messages import Add, Command
@@ -23,9 +24,7 @@ _REPLY_S = 10.0  # beyond what the command itself may take
 @ctl.callback(invoke_without_command=True)
 def ctl_options(
     context: typer.Context,
-    url: Annotated[
-        str, typer.Option("--url", metavar="URL", help="Server on this machine whose broker to use.")
-    ] = "http://127.0.0.1:8000",
+    url: Annotated[str, url_option("--url", of="Server on this machine whose broker to use.")],
     mqtt: Annotated[
         str | None,
         typer.Option("--mqtt", metavar="URL", envvar="AEGIS_MQTT", help="The broker, in place of asking a server."),

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.clock import NS_PER_S
 from aegis.core.errors import UserError
+from aegis.server_url import server_url, url_help
 
 if TYPE_CHECKING:
     from aegis.core.decision import Decision
@@ -42,7 +43,7 @@ def explain(
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON, one decision a line, times in nanoseconds.")] = False,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="[default: http://127.0.0.1:8000]")] = None,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help=url_help("Address of the server."))] = None,
 ) -> int:
     """Show decisions and their reasons: places of requests, turns, prefills, evictions and refusals.
 
@@ -67,7 +68,7 @@ def explain(
 
         line: Iterable[list[Decision]] = [read_decisions(file)]
     else:
-        line = _decisions_of(AdminClient(url or DEFAULT_URL), follow=follow)
+        line = _decisions_of(AdminClient(url or server_url()), follow=follow)
     for number, decisions in enumerate(line):
         found = [each for each in decisions if wanted(each)]
         if not found and not follow:

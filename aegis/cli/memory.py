@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import AdminClient
 from aegis.cli.size import parse_limit
 from aegis.cli.timeout import Timeout
 from aegis.config.sizes import format_size
-
-_Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
+from aegis.server_url import Url
 
 
 def show_memory(
     context: typer.Context,
     json: Annotated[bool, typer.Option("--json", help="As JSON, sizes in bytes.")] = False,
-    url: _Url = DEFAULT_URL,
+    *,
+    url: Url,
 ) -> int:
     """Show the memory of a running server, or move it.
 
@@ -55,7 +55,8 @@ def limit_memory(
     instance: _Instance,
     size: Annotated[str, typer.Argument(metavar="SIZE", help="Limit of its share of the device's memory.")],
     timeout: Timeout = 30.0,
-    url: _Url = DEFAULT_URL,
+    *,
+    url: Url,
 ) -> int:
     """Limit the memory of an instance while it serves; done when it holds no more than that.
 
@@ -75,7 +76,7 @@ def limit_memory(
     return 0
 
 
-def trim_memory(instance: _Instance, timeout: Timeout = 30.0, url: _Url = DEFAULT_URL) -> int:
+def trim_memory(instance: _Instance, timeout: Timeout = 30.0, *, url: Url) -> int:
     """Take back memory that an instance does not need now, down to the floor; done when it has given it.
 
     \b

@@ -8,16 +8,15 @@ from typing import Annotated
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import AdminClient
 from aegis.config.paths import refusing
 from aegis.config.slo import limits_ns
 from aegis.core.clock import NS_PER_MS
 from aegis.core.errors import UserError
+from aegis.server_url import Url
 
-_Url = Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")]
 
-
-def list_models(url: _Url = DEFAULT_URL) -> int:
+def list_models(url: Url) -> int:
     """List the models of a running server.
 
     \b
@@ -48,7 +47,8 @@ def add_model(
         typer.Option(metavar="MODEL", help="Of a LoRA adapter: the model that it is run with. [default: as it says]"),
     ] = None,
     lazy: Annotated[bool, typer.Option("--lazy", help="Fetch its weights at its first request.")] = False,
-    url: _Url = DEFAULT_URL,
+    *,
+    url: Url,
 ) -> int:
     """Add a model to a running server; it is registered beside serving.
 
@@ -83,7 +83,8 @@ def set_model(
     pace: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of its streams that do not say: made or smooth.")
     ] = None,
-    url: _Url = DEFAULT_URL,
+    *,
+    url: Url,
 ) -> int:
     """Change a model of a running server, at once; values that are not named stay.
 
@@ -112,7 +113,7 @@ def set_model(
 
 def unload_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
-    url: _Url = DEFAULT_URL,
+    url: Url,
 ) -> int:
     """Take a model's weights out of memory, after the requests that use them; the next request loads it again.
 
@@ -127,7 +128,7 @@ def unload_model(
 
 def remove_model(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Its name, as `aegis models list` shows it.")],
-    url: _Url = DEFAULT_URL,
+    url: Url,
 ) -> int:
     """Remove a model from a running server.
 

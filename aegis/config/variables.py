@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from aegis.config.config import OPTIONS, leaves, variable
 
 _PREFIX = "AEGIS_"
-_NO_SETTINGS = frozenset({"AEGIS_CACHE", "AEGIS_COMPILE", "AEGIS_CONFIG", "AEGIS_NO_COMPILED_STEPS"})
+_NO_SETTINGS = frozenset({"AEGIS_CACHE", "AEGIS_COMPILE", "AEGIS_CONFIG", "AEGIS_NO_COMPILED_STEPS", "AEGIS_URL"})
 """What else is read of the environment."""
 
 _ALIKE = 0.8

@@ -196,7 +196,8 @@ def _read_one(name: str, default_slo: Slo) -> list[Source]:
 
 def _at(path: Path, named: str, default_slo: Slo) -> Source:
     name = path.stem if os.access(path, os.F_OK) and is_gguf(path) else path.name
-    return Source(_name(name, named), path=str(path), slo=default_slo, adapter=_is_seen_adapter(path))
+    model = _name(name, named, "; rename it, or name it in a YAML file of models")
+    return Source(model, path=str(path), slo=default_slo, adapter=_is_seen_adapter(path))
 
 
 def _is_seen_adapter(path: Path) -> bool:
@@ -318,11 +319,11 @@ def _slo(where: str, entry: _SloEntry, default: Slo) -> Slo:
     )
 
 
-def _name(name: object, where: str) -> ModelId:
+def _name(name: object, where: str, remedy: str = "") -> ModelId:
     try:
         return check_name(name)
     except UserError as error:
-        raise UserError(f"{where}: {error.message}", param="models") from None
+        raise UserError(f"{where}: {error.message}{remedy}", param="models") from None
 
 
 def _shown(name: str) -> str:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL
+from aegis.server_url import Url
 
 
 def calibrate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the costs to this YAML file.")],
-    url: Annotated[str, typer.Option(metavar="URL", help="Address of the server.")] = DEFAULT_URL,
+    url: Url,
     probe: Annotated[
         bool, typer.Option("--probe", help="Send the server groups of requests that show the costs of steps.")
     ] = False,

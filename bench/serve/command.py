@@ -7,15 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL
+from aegis.server_url import url_option
 
 _TOKENS_MAX = 10_000_000
 
 
 def serve(
-    base_url: Annotated[
-        str, typer.Option("--base-url", "--url", metavar="URL", help="Address of the server.")
-    ] = DEFAULT_URL,
+    base_url: Annotated[str, url_option("--base-url", "--url")],
     endpoint: Annotated[
         str, typer.Option(metavar="PATH", help="/v1/completions or /v1/chat/completions.")
     ] = "/v1/completions",

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL, AdminClient
+from aegis.admin_client import AdminClient
 from aegis.core.errors import UserError
+from aegis.server_url import Url
 
 
 def top(
-    url: Annotated[str, typer.Option("--url", metavar="URL", help="Address of the server.")] = DEFAULT_URL,
+    url: Url,
     every: Annotated[float, typer.Option(metavar="SECONDS", min=0.2, help="Seconds between two updates.")] = 1.0,
 ) -> int:
     """Watch a running server: instances and the models they run, queues, tokens a second, memory.

@@ -375,6 +375,32 @@ def test_no_server_is_one_line_and_exit_code_2(aegis: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "port"),
+    [
+        (("models", "list"), 1),
+        (("models", "list", "--url", "http://127.0.0.1:2"), 2),
+        (("memory", "--url", "http://127.0.0.1:2", "trim", "x"), 2),
+        (("memory", "trim", "x"), 1),
+        (("ctl", "drain", "x"), 1),
+        (("explain",), 1),
+        (("calibrate", "--out", "/tmp/x"), 1),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_variable_gives_the_address_where_no_option_does(
+    aegis: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], port: int
+) -> None:
+    monkeypatch.setenv("AEGIS_URL", "http://127.0.0.1:1")
+    assert aegis(*command).err.startswith(f"aegis: no server at http://127.0.0.1:{port} (")
+
+
+def test_a_variable_that_gives_none_is_refused_by_its_name(aegis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEGIS_URL", "localhost")
+    run = aegis("models", "list")
+    assert (run.code, run.err.partition(";")[0]) == (2, "aegis: AEGIS_URL: 'localhost' is no address of a server")
+
+
+@pytest.mark.parametrize(
     "command", [("models", "list"), ("bench", "serve"), ("bench", "interference", "--model", "x")], ids=" ".join
 )
 def test_a_server_without_tls_is_said_to_have_none(aegis: Any, server: str, command: tuple[str, ...]) -> None:

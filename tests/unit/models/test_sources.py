@@ -167,7 +167,7 @@ def test_what_the_system_rejects_is_one_line(name: str) -> None:
 
 
 def test_a_directory_whose_name_is_no_model_s_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'a b' cannot be a model's name"):
+    with pytest.raises(UserError, match=r"'a b' cannot be a model's name: .*; rename it, or name it in a YAML file"):
         read_sources([str(directory(tmp_path / "a b"))])
 
 

@@ -1,0 +1,31 @@
+"""The option `--url` of commands that speak to a running server."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from aegis.admin_client import DEFAULT_URL, check_address
+
+_VARIABLE = "AEGIS_URL"
+
+
+def server_url() -> str:
+    """The address where none is given. Raises UserError."""
+    if url := os.environ.get(_VARIABLE):
+        check_address(url, _VARIABLE)
+    return url or DEFAULT_URL
+
+
+def url_help(of: str) -> str:
+    return f"{of} [default: {_VARIABLE}, or {DEFAULT_URL}]"
+
+
+def url_option(*names: str, of: str = "Address of the server.") -> Any:
+    """Not an environment variable of typer's: that would outrank an address that is given before a subcommand."""
+    return typer.Option(*names, metavar="URL", default_factory=server_url, show_default=False, help=url_help(of))
+
+
+Url = Annotated[str, url_option("--url")]
