@@ -33,7 +33,7 @@ from aegis.launcher.demo_making import make_first_models, make_other_models, mis
 from aegis.launcher.live_market import LiveMarket, log_settings, open_market
 from aegis.launcher.proxy_supervisor import ProxySupervisor, open_proxies
 from aegis.launcher.services import Services, open_services
-from aegis.launcher.visible_devices import counts_ignored, dealt, on_this_machine, with_gpus
+from aegis.launcher.visible_devices import counts_ignored, crowded, dealt, on_this_machine, with_gpus
 from aegis.models.architectures import architectures_of
 from aegis.models.sources import Source
 from aegis.node.catalogue.model import CatalogueModel
@@ -76,7 +76,8 @@ def main(config: Config, reading: Reading | None = None) -> int:
     keys, http = read_keyring(config), http_settings(config)
     listener = listen(config.server.host, config.server.port, shared=config.server.proxies > 1)
     refuse_unlaunchable(config)
-    for line in (dealt(config, gpus), counts_ignored(config), *mistyped(os.environ)):
+    processors = len(os.sched_getaffinity(0))
+    for line in (dealt(config, gpus), counts_ignored(config), crowded(config, processors), *mistyped(os.environ)):
         if line:
             sys.stderr.write(f"aegis: {line}\n")
     sources = sources_of(config, demo=config.serves_demo)

@@ -10,11 +10,15 @@ from aegis.config.config import Config
 from aegis.config.sizes import format_size
 from aegis.core.errors import UserError
 from aegis.core.role import Role
+from aegis.core.wording import count
 from aegis.device.cuda.gpus import VisibleGpu, visible
 from aegis.node.sizing import instances_of
 
 _OF_FREE = 0.9
 """Of the memory that is free: the rest is for what CUDA and torch keep beside it."""
+
+_ON_A_PROCESSOR = 2
+"""Processes of instances that hinder each other little, since each of them also waits."""
 
 _CONTEXT_BYTES = 512 << 20
 """About what the CUDA context and the libraries of one process take of a GPU's memory."""
@@ -90,6 +94,18 @@ def counts_ignored(config: Config) -> str:
     return (
         f"all {len(roles)} instances prefill and decode, as policy {config.scheduling.policy} has it or --roles auto: "
         f"--prefill {sizes.prefill} and --decode {sizes.decode} only say how many; --roles fixed keeps them apart"
+    )
+
+
+def crowded(config: Config, processors: int) -> str:
+    """That far more instances run on the processors than these are; empty if there are not, or they are elsewhere."""
+    instances = len(instances_of(config))
+    longer = instances * config.instances.tensor_parallel_size / processors
+    if config.device != "cpu" or config.ray.address or longer <= _ON_A_PROCESSOR:
+        return ""
+    return (
+        f"{count(instances, 'instance')} share {count(processors, 'processor')}: while all are busy, steps take about "
+        f"{longer:.0f} times as long; --mixed {processors} has one for each"
     )
 
 

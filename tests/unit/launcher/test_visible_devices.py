@@ -10,7 +10,7 @@ from aegis.config.config import Config
 from aegis.config.sources import load
 from aegis.core.errors import UserError
 from aegis.device.cuda.gpus import VisibleGpu
-from aegis.launcher.visible_devices import counts_ignored, dealt, missing_cuda, on_this_machine, with_gpus
+from aegis.launcher.visible_devices import counts_ignored, crowded, dealt, missing_cuda, on_this_machine, with_gpus
 
 GIB = 1 << 30
 TWO = (VisibleGpu(0, "H100", 80 * GIB, 79 * GIB), VisibleGpu(1, "H100", 80 * GIB, 60 * GIB))
@@ -37,6 +37,17 @@ def test_without_gpus_it_is_the_processor() -> None:
     config = chosen(())
     assert (config.device, config.instances.devices, config.memory.device) == ("cpu", 1, GIB)
     assert dealt(config, ()) == ""
+
+
+def test_far_more_instances_than_processors_are_said_to_be_slow() -> None:
+    many = load({"device": "cpu", "mixed": "12"}, {})
+    assert crowded(many, 2) == (
+        "12 instances share 2 processors: while all are busy, steps take about 6 times as long; "
+        "--mixed 2 has one for each"
+    )
+    assert crowded(many, 6) == "" and crowded(load({"device": "cpu"}, {}), 1) == ""
+    assert crowded(load({"device": "cpu", "mixed": "12", "ray": "local"}, {}), 2) == ""
+    assert crowded(chosen(mixed="12"), 2) == ""
 
 
 def test_memory_that_nobody_tells_is_taken_as_free() -> None:
