@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
+URL = "AEGIS_URL"
+"""The variable that gives commands the address of the server they talk to, where no option does."""
+
 ADMIN_KEY, API_KEY = "AEGIS_ADMIN_KEY", "AEGIS_API_KEY"
 """The variables that give a server its keys, and the command line those of the server it talks to."""
 
@@ -56,15 +59,17 @@ def _certificates(*, tls: bool) -> ssl.SSLContext:
 
 
 def check_address(url: str, option: str = "--url") -> None:
-    """Raises UserError, with the option that gives it, where no server can have that address."""
+    """Raises UserError, with the option or the variable that gives it, where no server can have that address."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port  # raises ValueError beyond 65535, which sockets count on from 0
         possible = bool(host and host.encode("idna")) and " " not in parts.netloc and url.isprintable()
+        possible = possible and not parts.query and not parts.fragment
     except ValueError:
         possible = False
     if not possible or not url.startswith(("http://", "https://")):
-        raise UserError(f"{option}: {url!r} is no address of a server; give one like http://127.0.0.1:8000")
+        source = URL if url and url == os.environ.get(URL) else option
+        raise UserError(f"{source}: {url!r} is no address of a server; give one like http://127.0.0.1:8000")
 
 
 def tls_mistake(url: str, error: Exception) -> str | None:
@@ -118,6 +123,7 @@ class AdminClient:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         check_address(url)
+        self._given = url
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
         self.key = _checked("--admin-key", key) if key else _key_of_environment()
         """Also of its API, whose requests need one where it has any."""
@@ -264,7 +270,8 @@ class AdminClient:
             if mistake := tls_mistake(self._url, error):
                 raise UserError(mistake) from None
             why = why_unreached(error)
-            raise UserError(f"no server at {self._url} ({why}); is `aegis launch` running there?") from None
+            source = f", as {URL} says" if self._given == os.environ.get(URL) else ""
+            raise UserError(f"no server at {self._url}{source} ({why}); is `aegis launch` running there?") from None
 
     def _text(self, path: str) -> str:
         response = self._send("GET", path)

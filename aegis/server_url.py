@@ -7,20 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from aegis.admin_client import DEFAULT_URL, check_address
-
-_VARIABLE = "AEGIS_URL"
+from aegis.admin_client import DEFAULT_URL, URL
 
 
 def server_url() -> str:
-    """The address where none is given. Raises UserError."""
-    if url := os.environ.get(_VARIABLE):
-        check_address(url, _VARIABLE)
-    return url or DEFAULT_URL
+    """The address where none is given."""
+    return os.environ.get(URL) or DEFAULT_URL
 
 
 def url_help(of: str) -> str:
-    return f"{of} [default: {_VARIABLE}, or {DEFAULT_URL}]"
+    return f"{of} [default: {URL}, or {DEFAULT_URL}]"
 
 
 def url_option(*names: str, of: str = "Address of the server.") -> Any:

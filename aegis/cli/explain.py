@@ -68,7 +68,7 @@ def explain(
 
         line: Iterable[list[Decision]] = [read_decisions(file)]
     else:
-        line = _decisions_of(AdminClient(url or server_url()), follow=follow)
+        line = _decisions_of(AdminClient(server_url() if url is None else url), follow=follow)
     for number, decisions in enumerate(line):
         found = [each for each in decisions if wanted(each)]
         if not found and not follow:

@@ -98,14 +98,14 @@ def counts_ignored(config: Config) -> str:
 
 
 def crowded(config: Config, processors: int) -> str:
-    """That far more instances run on the processors than these are; empty if there are not, or they are elsewhere."""
-    instances = len(instances_of(config))
-    longer = instances * config.instances.tensor_parallel_size / processors
+    """That far more processes of instances run than there are processors; empty if it is not so, or not here."""
+    processes = len(instances_of(config)) * config.instances.tensor_parallel_size
+    longer = processes / processors
     if config.device != "cpu" or config.ray.address or longer <= _ON_A_PROCESSOR:
         return ""
     return (
-        f"{count(instances, 'instance')} share {count(processors, 'processor')}: while all are busy, steps take about "
-        f"{longer:.0f} times as long; --mixed {processors} has one for each"
+        f"{processes} processes of instances share {count(processors, 'processor')}: while all are busy, steps take "
+        f"about {longer:.2g} times as long; as many as there are processors waste nothing"
     )
 
 

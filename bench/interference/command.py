@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
+from aegis.server_url import url_option
+
 
 def interference(
     model: Annotated[str, typer.Option(metavar="NAME", help="The model that streams.")],
     other: Annotated[
         str | None, typer.Option(metavar="NAME", help="Long prompts go to this model too. [default: none]")
     ] = None,
-    base_url: Annotated[
-        str, typer.Option("--base-url", "--url", metavar="URL", help="Of any server with OpenAI's API.")
-    ] = "http://127.0.0.1:8000",
+    *,
+    base_url: Annotated[str, url_option("--base-url", "--url", of="Address of any server with OpenAI's API.")],
     prompts: Annotated[
         str, typer.Option(metavar="N,N…", help="Lengths of the long prompts, in tokens.")
     ] = "512,4000,12000",

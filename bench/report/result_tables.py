@@ -320,7 +320,7 @@ MISSED = {
     "live overload: metrics": "9 ms of processor time on a loop that has to wait for a core",
     "live overload: cancels": "the loop has to wait for a core",
     "live overload: memory": "once prompts have shared steps, also at half of the load that it can serve, an instance "
-    "keeps some 50 MiB more, and an open request takes some 55 KiB of the proxy; 1.39 ×, refusing 1.29",
+    "keeps some 50 MiB more, and an open request takes some 55 KiB of the proxy",
     "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
     "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
 }

@@ -382,6 +382,7 @@ def test_no_server_is_one_line_and_exit_code_2(aegis: Any) -> None:
         (("memory", "--url", "http://127.0.0.1:2", "trim", "x"), 2),
         (("memory", "trim", "x"), 1),
         (("ctl", "drain", "x"), 1),
+        (("models", "remove", "x"), 1),
         (("explain",), 1),
         (("calibrate", "--out", "/tmp/x"), 1),
     ],
@@ -391,13 +392,34 @@ def test_a_variable_gives_the_address_where_no_option_does(
     aegis: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], port: int
 ) -> None:
     monkeypatch.setenv("AEGIS_URL", "http://127.0.0.1:1")
-    assert aegis(*command).err.startswith(f"aegis: no server at http://127.0.0.1:{port} (")
+    says = ", as AEGIS_URL says" if port == 1 else ""
+    assert aegis(*command).err.startswith(f"aegis: no server at http://127.0.0.1:{port}{says} (")
+
+
+@pytest.mark.parametrize("command", [("bench", "serve"), ("bench", "interference", "--model", "x")], ids=" ".join)
+def test_so_it_does_for_measuring(aegis: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    monkeypatch.setenv("AEGIS_URL", "http://127.0.0.1:1")
+    assert "http://127.0.0.1:1 " in aegis(*command).err
+
+
+def test_an_empty_variable_is_as_none(aegis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEGIS_URL", "")
+    assert aegis("models", "list", "--url", "").err.startswith("aegis: --url: '' is no address of a server")
+    monkeypatch.setattr("aegis.server_url.DEFAULT_URL", "http://127.0.0.1:1")
+    assert aegis("models", "list").err.startswith("aegis: no server at http://127.0.0.1:1 (")
 
 
 def test_a_variable_that_gives_none_is_refused_by_its_name(aegis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AEGIS_URL", "localhost")
     run = aegis("models", "list")
     assert (run.code, run.err.partition(";")[0]) == (2, "aegis: AEGIS_URL: 'localhost' is no address of a server")
+    there = aegis("memory", "trim", "x", "--url", "http://127.0.0.1:1")
+    assert there.err.startswith("aegis: no server at http://127.0.0.1:1 (")
+
+
+def test_who_names_a_broker_needs_no_address(aegis: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AEGIS_URL", "localhost")
+    assert "AEGIS_URL" not in aegis("ctl", "--mqtt", "mqtt://127.0.0.1:1", "drain", "x").err
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,12 @@ def test_without_gpus_it_is_the_processor() -> None:
 def test_far_more_instances_than_processors_are_said_to_be_slow() -> None:
     many = load({"device": "cpu", "mixed": "12"}, {})
     assert crowded(many, 2) == (
-        "12 instances share 2 processors: while all are busy, steps take about 6 times as long; "
-        "--mixed 2 has one for each"
+        "12 processes of instances share 2 processors: while all are busy, steps take about 6 times as long; "
+        "as many as there are processors waste nothing"
     )
     assert crowded(many, 6) == "" and crowded(load({"device": "cpu"}, {}), 1) == ""
+    parallel = load({"device": "cpu", "mixed": "1", "tensor_parallel_size": "5"}, {})
+    assert "5 processes of instances share 2 processors" in (line := crowded(parallel, 2)) and "2.5 times" in line
     assert crowded(load({"device": "cpu", "mixed": "12", "ray": "local"}, {}), 2) == ""
     assert crowded(chosen(mixed="12"), 2) == ""
 

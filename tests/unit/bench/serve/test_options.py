@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aegis.admin_client import DEFAULT_URL
 from aegis.core.errors import UserError
 from aegis.core.model import Slo
 from bench.serve.command import serve
@@ -15,7 +16,9 @@ from bench.serve.options import parse_goodput, settings_of
 from bench.serve.results import Measures
 from bench.serve.settings import Settings
 
-DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()}
+DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()} | {
+    "base_url": DEFAULT_URL
+}
 
 OF_A_DATA_SET = {
     name.replace("_", "-"): {"workload": "poisson", name: value}
