@@ -58,6 +58,10 @@ def _certificates(*, tls: bool) -> ssl.SSLContext:
         raise UserError(f"SSL_CERT_FILE: {os.environ.get('SSL_CERT_FILE')}: {reason}") from None
 
 
+def _is_of_variable(url: str) -> bool:
+    return bool(url) and url == os.environ.get(URL)
+
+
 def check_address(url: str, option: str = "--url") -> None:
     """Raises UserError, with the option or the variable that gives it, where no server can have that address."""
     try:
@@ -68,7 +72,7 @@ def check_address(url: str, option: str = "--url") -> None:
     except ValueError:
         possible = False
     if not possible or not url.startswith(("http://", "https://")):
-        source = URL if url and url == os.environ.get(URL) else option
+        source = URL if _is_of_variable(url) else option
         raise UserError(f"{source}: {url!r} is no address of a server; give one like http://127.0.0.1:8000")
 
 
@@ -123,7 +127,7 @@ class AdminClient:
 
     def __init__(self, url: str, key: str | None = None) -> None:
         check_address(url)
-        self._given = url
+        self._says = f", as {URL} says" if _is_of_variable(url) else ""
         self._url = url.rstrip("/").removesuffix("/v1")  # which clients of its API have at the end
         self.key = _checked("--admin-key", key) if key else _key_of_environment()
         """Also of its API, whose requests need one where it has any."""
@@ -270,8 +274,7 @@ class AdminClient:
             if mistake := tls_mistake(self._url, error):
                 raise UserError(mistake) from None
             why = why_unreached(error)
-            source = f", as {URL} says" if self._given == os.environ.get(URL) else ""
-            raise UserError(f"no server at {self._url}{source} ({why}); is `aegis launch` running there?") from None
+            raise UserError(f"no server at {self._url}{self._says} ({why}); is `aegis launch` running there?") from None
 
     def _text(self, path: str) -> str:
         response = self._send("GET", path)

@@ -32,7 +32,7 @@ from aegis.control.messages import (
     Unpin,
     encode,
 )
-from aegis.control.progress import LoopProgress
+from aegis.control.progress import STEP_S_MAX, LoopProgress
 from aegis.control.settings import BusSettings
 from aegis.control.topics import CLUSTER
 from aegis.core.errors import UserError
@@ -371,7 +371,7 @@ def test_a_main_loop_that_hangs_is_fenced(broker: Broker) -> None:
             instance = multiprocessing.get_context("spawn").Process(target=_hang, args=(bus.settings,))
             instance.start()  # in a process of its own: the processor time of this one is the launcher's
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(STEP_S_MAX / 2):  # then it is fenced however busy it seems
                     while not node.fenced:
                         await asyncio.sleep(0.05)
             finally:
