@@ -18,14 +18,16 @@ _AT_ONCE = 4
 
 async def ship(spec: ModelSpec, machine: RemoteMachine, *, renewed: bool = False) -> None:
     """Once: what is there already, also because both have one disk, is not sent. That their paths are the same says
-    nothing. One that was `renewed` here may be damaged there, where it is read before it is taken to be there. Raises
-    MachineLost, ValueError where something was damaged on its way."""
+    nothing. One that was `renewed` here may be damaged there, where it is read before it is taken to be there. Of two
+    models with one image the second finds it there. Raises MachineLost, OSError, ValueError where something was damaged
+    on its way."""
     directory = Path(spec.directory)
     manifest = await asyncio.to_thread((directory / "manifest.json").read_bytes)
-    if renewed:
-        await machine.call("drop_damaged", directory.name, msgspec.msgpack.encode(machine.localised(spec)))
-    if not await machine.call("has_image", directory.name, manifest):
-        await _send(directory, machine)
+    async with machine.shipping[directory.name]:
+        if renewed:
+            await machine.call("drop_damaged", directory.name, msgspec.msgpack.encode(machine.localised(spec)))
+        if not await machine.call("has_image", directory.name, manifest):
+            await _send(directory, machine)
     machine.shipped.add((spec.model, spec.manifest.fingerprint))
 
 

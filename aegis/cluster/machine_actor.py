@@ -55,7 +55,8 @@ class ArrivingImage:
             return False
 
     def drop_damaged(self, spec: ModelSpec) -> None:
-        """Drops the model's directory, unless the image of each rank is what it should be."""
+        """Drops the model's directory, unless the image of each rank is what it should be. Raises OSError where that
+        cannot be seen."""
         try:
             for rank in range(spec.manifest.ranks):
                 shard = spec.shard(rank)

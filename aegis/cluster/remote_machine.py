@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -52,6 +53,7 @@ class RemoteMachine:
         self.clock_ahead_ns = 0
         self.words = EventWords()
         self.shipped: set[tuple[ModelId, str]] = set()  # models whose images it has, with their fingerprints
+        self.shipping: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # for each directory of images
         self.filler = RemoteFiller(self)
         self.reached: set[MachineId] = set()  # machines whose host KV its transfer actor can read
         self.reaching = asyncio.Lock()

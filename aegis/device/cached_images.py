@@ -7,9 +7,11 @@ stay mapped, whatever image lies in them later.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from aegis.core.errors import UserError
 from aegis.core.ids import PageRun
 from aegis.core.model import IMAGE_EXTENT_BYTES
 from aegis.device.cpu.libc import populate
@@ -17,6 +19,8 @@ from aegis.device.protocol import Device, HostRegion
 
 _AT_ONCE = 8
 """Extents touched at a time: the process's other threads can map nothing meanwhile."""
+
+_logger = logging.getLogger(__name__)
 
 
 class CachedImages:
@@ -30,7 +34,7 @@ class CachedImages:
 
     @property
     def base(self) -> int | None:
-        """The address of the model cache; None as long as it is not mapped: images come through the stage meanwhile."""
+        """The address of the model cache; None as long as it is not mapped: images come through the stage then."""
         return self._region.base if self._region else None
 
     def touch(self, extents: Sequence[PageRun]) -> None:
@@ -47,10 +51,15 @@ class CachedImages:
         self._thread.shutdown(cancel_futures=True)
 
     def _open(self, path: str) -> None:
-        self._region = self._device.open_host(path, writable=False, populate=False)
+        try:
+            self._region = self._device.open_host(path, writable=False, populate=False)
+        except UserError as error:
+            _logger.error("every load comes from disk, for the model cache cannot be used: %s", error.message)
+            raise
 
     def _touch(self, extents: Sequence[PageRun]) -> None:
-        assert self._region is not None
+        if self._region is None:
+            return
         for start, stop in extents:
             for at in range(start, stop, _AT_ONCE):
                 count = min(_AT_ONCE, stop - at)

@@ -17,15 +17,15 @@ class ImageDamaged(Exception):
     """The image on disk is not what its manifest says; the message is one line without its path."""
 
 
-class ImageNotOpened(ImageDamaged):
-    """The system lacked what opening it takes, which says nothing of the image."""
+class ImageNotOpened(OSError):
+    """The system lacked what opening it takes, which says nothing of the image; the message is one line."""
 
 
 class ImageFile:
     """One image, open. Reading through the system's page cache: an image that was read lately comes from memory."""
 
     def __init__(self, path: str, manifest: Manifest) -> None:
-        """Raises ImageDamaged if there is no file or it has another size."""
+        """Raises ImageDamaged if there is no file or it has another size, ImageNotOpened."""
         self.nbytes = manifest.image_bytes
         self.pieces = -(-self.nbytes // IMAGE_PIECE_BYTES)
         self._checksums = manifest.checksums
@@ -70,7 +70,7 @@ class ImageFile:
 
 
 def check(path: str, manifest: Manifest) -> None:
-    """Reads all of an image. Raises ImageDamaged."""
+    """Reads all of an image. Raises ImageDamaged, ImageNotOpened."""
     buffer = memoryview(bytearray(IMAGE_PIECE_BYTES))
     with closing(ImageFile(path, manifest)) as image:
         for piece in range(image.pieces):

@@ -10,7 +10,9 @@ work of the device is submitted by the caller's thread; the readers only read.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import time
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -21,7 +23,7 @@ from aegis.core.ids import ModelId
 from aegis.core.model import IMAGE_PIECE_BYTES, ModelSpec
 from aegis.core.request import EventHandle
 from aegis.device.host_memory import SharedMemory
-from aegis.device.image_file import ImageDamaged, ImageFile
+from aegis.device.image_file import ImageDamaged, ImageFile, ImageNotOpened
 from aegis.device.protocol import Device
 from aegis.device.shared_events import SharedWords
 
@@ -31,6 +33,9 @@ STAGE_WORDS = 2
 CHUNKS = 4
 READERS = min(4, len(os.sched_getaffinity(0)))
 _CLOSING_POLL_NS = 20_000_000
+_OPENED_AGAIN_S = 0.1
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +45,7 @@ class _Load:
     pieces: int
     left: int  # pieces that are not read yet
     wanted: bool = True
+    waits: bool = False  # for what opening its file takes
     file: ImageFile | None = None
     opening: Lock = field(default_factory=Lock)
 
@@ -135,10 +141,25 @@ class StageBuffer:
             if self._closing or not load.wanted:
                 return
         try:
-            image, at = load.open(), self._slot(chunk)
+            image, at = self._opened(load), self._slot(chunk)
+            if image is None:
+                return
             image.read(piece, [self._ring[at : at + image.piece_bytes(piece)]])
         except ImageDamaged as error:
             self._fail(load, str(error))
+
+    def _opened(self, load: _Load) -> ImageFile | None:
+        """None if it is not wanted any more. What the system lacks, others may give back: the image is right. Raises
+        ImageDamaged."""
+        while load.wanted and not self._closing:
+            try:
+                return load.open()
+            except ImageNotOpened as shortage:
+                if not load.waits:
+                    load.waits = True
+                    _logger.warning("%s waits to be loaded: %s", load.spec.model, shortage)
+                time.sleep(_OPENED_AGAIN_S)
+        return None
 
     def _fail(self, load: _Load, reason: str) -> None:
         with self._booking:

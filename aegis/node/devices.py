@@ -18,6 +18,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
 from aegis.device.protocol import PhysicalPool
+from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 from memory.page_arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
 
@@ -241,7 +242,7 @@ class Devices:
         for effect in effects:
             match effect:
                 case WipeLost():
-                    task = asyncio.create_task(self._wipe(device, effect))
+                    task = watched(self._wipe(device, effect))
                     self._wiping.add(task)
                     task.add_done_callback(self._wiping.discard)
                 case Settled(command):

@@ -13,6 +13,7 @@ from aegis.core.ids import InstanceId, ModelId
 from aegis.core.messages import ToInstance
 from aegis.core.model import IMAGE_EXTENT_BYTES, ModelSpec
 from aegis.node.image_filler import Filled
+from aegis.process.tasks import watched
 from memory.image_cache import (
     AbandonFill,
     CacheEffect,
@@ -135,7 +136,7 @@ class ImageCache:
         for effect in effects:
             match effect:
                 case Fill(model, extents):
-                    task = asyncio.create_task(self._end(model, self._filler.fill(self._specs[model], extents)))
+                    task = watched(self._end(model, self._filler.fill(self._specs[model], extents)))
                     self._filling.add(task)
                     task.add_done_callback(self._filling.discard)
                 case AbandonFill(model):

@@ -49,6 +49,7 @@ class _Place:
     joining: bool = False  # the same, and it has never served: not tried again
     failure: str = ""  # the reason why it is not tried again
     drained: bool = False  # not started again until that ends
+    returns: bool = False  # it is drained only to be started again
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     ending: asyncio.Event = field(default_factory=asyncio.Event)  # not started again, ever
     restarts: RestartBackoff = field(default_factory=RestartBackoff)
@@ -147,13 +148,19 @@ class InstanceSupervisor:
         """Instances that do not come up and are not tried any more."""
         return [place.instance for place in self._places.values() if place.restarts.given_up]
 
+    def staying(self) -> dict[InstanceId, Role]:
+        """The roles of instances that serve, or will without a command."""
+        places = self._places.values()
+        return {p.instance: p.role for p in places if not (p.restarts.given_up or (p.drained and not p.living))}
+
     def states(self) -> dict[InstanceId, str]:
         """`up`, `starting`, `drained` or `given up`; from any thread."""
         return {place.instance: _state(place) for place in list(self._places.values())}
 
     def hopeless(self) -> bool:
-        """Whether no request can ever be served, however long one waits."""
-        alive = {place.role for place in self._places.values() if not place.restarts.given_up}
+        """Whether no request can be served without a command, however long one waits."""
+        places = self._places.values()
+        alive = {p.role for p in places if not p.restarts.given_up and (p.returns or not p.drained)}
         return Role.MIXED not in alive and not {Role.PREFILL, Role.DECODE} <= alive
 
     def fence(self, instance: InstanceId, incarnation: int) -> bool:
@@ -164,10 +171,11 @@ class InstanceSupervisor:
         place.process.kill()
         return True
 
-    def drain(self, instance: InstanceId) -> None:
-        """Ends its process after the step in hand, and starts none."""
+    def drain(self, instance: InstanceId, *, returns: bool = False) -> None:
+        """Ends its process after the step in hand, and starts none before it is resumed, which is soon if it
+        `returns`."""
         place = self._places[instance]
-        place.drained = True
+        place.drained, place.returns = True, returns
         place.resumed.clear()
         self._link.send(self.identity(instance), [Shutdown()])
 
@@ -179,7 +187,8 @@ class InstanceSupervisor:
     def resume(self, instance: InstanceId, role: Role) -> None:
         """Starts a drained instance again, as this."""
         place = self._places[instance]
-        place.role, place.drained, place.coming, place.restarts = role, False, True, RestartBackoff()
+        place.role, place.coming, place.restarts = role, True, RestartBackoff()
+        place.drained = place.returns = False
         place.resumed.set()
 
     async def admit(self, role: Role, count: int) -> list[InstanceId]:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from aegis.core.ids import InstanceId, MachineId
 from aegis.core.messages import FetchKv, KvFetched
+from aegis.process.tasks import watched
 
 
 class Fetching(Protocol):
@@ -30,7 +31,7 @@ class Fetches:
         self._lost: set[InstanceId] = set()
 
     def begin(self, instance: InstanceId, into: MachineId, wanted: FetchKv) -> None:
-        task = asyncio.create_task(self._fetch(instance, into, wanted))
+        task = watched(self._fetch(instance, into, wanted))
         self._under_way[instance].add(task)
         task.add_done_callback(self._under_way[instance].discard)
 

@@ -66,6 +66,8 @@ class LocalMachine:
     def close(self) -> None:
         """Closes what the machine has; its instances are gone, or going."""
         self.filler.close()
+        for memory in self.host_kv:
+            memory.close()
 
 
 class LocalHost:

@@ -285,6 +285,9 @@ class Processes:
     def roles(self) -> dict[InstanceId, Role]:
         return dict(self._roles)
 
+    def staying(self) -> dict[InstanceId, Role]:
+        return self.roles()
+
     def states(self) -> dict[InstanceId, str]:
         return dict.fromkeys(self._roles, "up")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from aegis.device.cuda.driver import CudaError, Driver
 from aegis.device.host_memory import MappedFile
+
+_logger = logging.getLogger(__name__)
 
 
 class PinnedFile:
@@ -13,7 +16,7 @@ class PinnedFile:
 
     Not every GPU takes memory that is mapped for reading only: then it is mapped for writing too, where that is
     allowed, and written by nobody. What cannot be page-locked (a file on disk on some systems) stays pageable: right,
-    but slower; `pinned` tells.
+    but slower, `pinned` tells, and a line in the log.
     """
 
     def __init__(self, driver: Driver, path: str, *, writable: bool, populate: bool) -> None:
@@ -24,6 +27,8 @@ class PinnedFile:
             self._file.close()
             self._file = MappedFile(path, writable=True, populate=populate)
             self.pinned = self._pin(writable=True)
+        if not self.pinned:
+            _logger.warning("copies are slower: %s cannot be page-locked; see `ulimit -l`", path)
         self.base = self._file.base
         self.nbytes = self._file.nbytes
 

@@ -110,15 +110,16 @@ async def begin(request: Request, head: ResponseObject, work: Work, nbytes: int)
 
 async def _work(request: Request, head: ResponseObject, work: Work, running: RunningResponse) -> None:
     """Who answers its request already may keep the response, or come to nothing."""
-    failure = await _failure(request, work, running)
-    while failure and failure.code == _ANSWERED and await _is_wanted(request, head.id, running):
+    try:
         failure = await _failure(request, work, running)
-    if failure and failure.code != _ANSWERED:
-        try:
+        while failure and failure.code == _ANSWERED and await _is_wanted(request, head.id, running):
+            failure = await _failure(request, work, running)
+        if failure and failure.code != _ANSWERED:
             await kept.put(request, failed_response(head, failure), kept.KeptConversation())
-        except UserError as error:
-            _log.warning("a response that failed is not kept: %s", error.message)
-    kept.running_of(request).end(kept.own_key(request, head.id), running, None)
+    except UserError as error:
+        _log.warning("a response that failed is not kept: %s", error.message)
+    finally:
+        kept.running_of(request).end(kept.own_key(request, head.id), running, None)
 
 
 async def _failure(request: Request, work: Work, running: RunningResponse) -> UserError | None:

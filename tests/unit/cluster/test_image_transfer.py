@@ -16,11 +16,12 @@ from msgspec.structs import replace
 from aegis.cluster import image_transfer
 from aegis.cluster.actor_messages import Opened
 from aegis.cluster.image_transfer import ship
-from aegis.cluster.machine_actor import MachineActor
+from aegis.cluster.machine_actor import ArrivingImage, MachineActor
 from aegis.cluster.remote_machine import RemoteMachine
-from aegis.core.ids import MachineId
+from aegis.core.ids import MachineId, ModelId
 from aegis.core.model import ModelSpec
 from tests import weight_images
+from tests.no_free_files import no_free_files
 
 NBYTES = (9 << 20) + 7  # more than a piece
 
@@ -89,6 +90,26 @@ def test_one_that_was_renewed_comes_again_where_it_is_damaged(there: Path, spec:
     weight_images.damage(here, NBYTES - 1)
     asyncio.run(ship(spec, There(there), renewed=True))
     assert Path(here.image_path).read_bytes() == Path(spec.image_path).read_bytes()
+
+
+def test_one_that_cannot_be_read_for_lack_of_files_stays(there: Path, spec: ModelSpec) -> None:
+    machine = There(there)
+    asyncio.run(ship(spec, machine))
+    here = machine.localised(spec)
+    with no_free_files(), pytest.raises(OSError, match="Too many open files"):
+        ArrivingImage(there / "images", "some-model").drop_damaged(here)
+    assert Path(here.image_path).exists()
+
+
+def test_of_two_models_with_one_image_it_is_sent_for_the_first(there: Path, spec: ModelSpec) -> None:
+    machine = There(there)
+
+    async def both() -> None:
+        await asyncio.gather(ship(spec, machine), ship(replace(spec, model=ModelId("other")), machine))
+
+    asyncio.run(both())
+    assert machine.asked.count("end_image") == 1
+    assert Path(machine.localised(spec).image_path).read_bytes() == Path(spec.image_path).read_bytes()
 
 
 def test_what_is_damaged_on_its_way_is_not_there(there: Path, spec: ModelSpec) -> None:

@@ -157,11 +157,15 @@ def test_what_a_process_finds_in_the_cache_changes_with_what_is_filled_in_later(
     assert loaded(second, base)
 
 
-def test_as_long_as_the_cache_is_not_mapped_images_come_from_disk(stand: Stand, tmp_path: Path) -> None:
+def test_if_the_cache_cannot_be_mapped_images_come_from_disk_and_the_log_says_why(
+    stand: Stand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spec = weight_images.write(tmp_path, "one", EXTENT)
     nowhere = CachedImages(stand.device, str(tmp_path / "nowhere"))
     with pytest.raises(UserError):
         nowhere.settle()
+    assert "the model cache cannot be used: cannot map" in caplog.text
+    nowhere._touch([PageRun(0, 1)])
     stand.mover._images = nowhere
     base = stand.bind(spec, 0)
     stand.progress(stand.load(spec, PageRun(0, 1)))

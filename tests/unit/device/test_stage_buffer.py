@@ -17,6 +17,7 @@ from aegis.device.shared_events import SharedWords
 from aegis.device.stage_buffer import StageBuffer
 from tests import weight_images
 from tests.long_forms import first_of
+from tests.no_free_files import no_free_files
 
 PIECE = IMAGE_PIECE_BYTES
 WAIT_NS = 20_000_000_000
@@ -114,6 +115,19 @@ def test_what_cannot_be_read_is_told_before_its_event_and_harms_no_other_load(
     assert "\n" not in failed.reason and str(tmp_path) not in failed.reason
     assert stand.arrives(later)
     assert loaded(good, stand.at(10)) and stand.stage.failures() == []
+
+
+def test_an_image_that_cannot_be_opened_for_lack_of_files_waits_for_one(
+    stand: Stand, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = weight_images.write(tmp_path, "one", 3 * PIECE)
+    with no_free_files():
+        event = stand.stage.load(spec, stand.at(0))
+        while not caplog.messages:
+            pass
+    assert stand.arrives(event)
+    assert loaded(spec, stand.at(0)) and stand.stage.failures() == []
+    assert caplog.messages == ["one waits to be loaded: its weight image cannot be opened: Too many open files"]
 
 
 def test_a_file_cut_while_it_is_read_is_told(stand: Stand, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from redis.asyncio import Redis
 
 from aegis.core.errors import UserError
+from aegis.metadata import responses
 from aegis.metadata.keys import Keys
 from tests.redis_server import RedisServer
 from tests.unit.metadata.proxies import proxy, until
@@ -145,7 +146,11 @@ def test_a_server_that_does_not_answer_delays_all_together_and_not_one_after_the
 
 
 @pytest.mark.parametrize("nbytes", [(256 << 10) + 1, 256 << 10])
-def test_what_is_long_or_much_is_written_at_once(redis: RedisServer, nbytes: int) -> None:
+def test_what_is_long_or_much_is_written_at_once(
+    redis: RedisServer, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "_ROUND_S", 3600)
+
     async def main() -> None:
         async with proxy(redis) as here, Redis.from_url(redis.url) as client:
             kept = 0

@@ -99,10 +99,10 @@ TEMPLATE = InstanceSettings(
 
 
 class Stand:
-    def __init__(self) -> None:
+    def __init__(self, instances: Sequence[InstanceId] = (MIXED,)) -> None:
         self.machine = Machine()
         self.lost: list[tuple[InstanceId, int]] = []
-        roles, machines, link = {MIXED: Role.MIXED}, cast(Any, self.machine), cast(Any, Link())
+        roles, machines, link = dict.fromkeys(instances, Role.MIXED), cast(Any, self.machine), cast(Any, Link())
         self.pool = InstanceSupervisor(TEMPLATE, roles, machines, link, self._note_lost, lambda _: None)
         self.pool.start()
 
@@ -176,6 +176,24 @@ def test_an_instance_that_is_drained_while_it_starts_has_a_process() -> None:
             await asyncio.sleep(0)
 
     standing(work)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_drained_instance_is_no_hope_unless_it_returns(returns: bool) -> None:
+    async def main() -> None:
+        other = InstanceId("mixed-1")
+        stand = Stand([MIXED, other])
+        stand.pool.drain(other, returns=returns)
+        assert not stand.pool.hopeless()
+        place = stand.pool._places[MIXED]
+        while not place.restarts.given_up:
+            place.restarts.failed()
+        assert stand.pool.hopeless() is not returns
+        stand.pool.resume(other, Role.MIXED)
+        assert not stand.pool.hopeless() and stand.pool.staying() == {other: Role.MIXED}
+        await stand.pool.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("ready", [False, True])
