@@ -93,15 +93,15 @@ async def open_market(
     config: Config,
     services: Services,
     *,
-    core: Router | None = None,
+    router: Router | None = None,
     placement: Mapping[InstanceId, int] | None = None,
     cache_dir: Path | None = None,
     stages: RequestStages | None = None,
     architectures: Sequence[str] = (),
 ) -> AsyncIterator[LiveMarket]:
-    """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `core` decides
-    where requests go, `placement` which device each instance is on; the configuration does where they are not given.
-    `architectures` are imported before instances are forked."""
+    """The market with its processes, which are gone afterwards whatever happens. It serves no model yet. `router`
+    decides where requests go, `placement` which device each instance is on; the configuration does where they are not
+    given. `architectures` are imported before instances are forked."""
     names, clock = instances_of(config), MonotonicClock()
     async with AsyncExitStack() as stack:
         ranks = config.instances.tensor_parallel_size
@@ -121,8 +121,8 @@ async def open_market(
         node = _node(config, machines, budget, link, clock, services.bus, terms, fork_server)
         pool = node.pool = InstanceSupervisor(template, names, machines.instance_hosts, link, node.lost, node.given_up)
         near = LocalNode(node, _PROXY, responses_ttl_s=config.redis.responses_ttl_s)
-        core, late = core or template.session_core(), config.server.refuse_late
-        proxy = Proxy(_PROXY, core, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)
+        router, late = router or template.router(), config.server.refuse_late
+        proxy = Proxy(_PROXY, router, near, proxy_link, clock, node.history, stages=stages, refuses_late=late)
         node.join(_PROXY, proxy)
         if services.store:
             services.store.report_to(proxy.registry)
@@ -130,8 +130,8 @@ async def open_market(
         async with running(node.listen(), proxy.listen(), machines.devices.watch()):
             pool.start()
             control = NodeControl(node, near.queries, clock)
-            shifting = (RoleShift(node, core, control, clock).run(),) if config.instances.change_roles else ()
-            placing = _placing(config, node, core, template, clock)
+            shifting = (RoleShift(node, router, control, clock).run(),) if config.instances.change_roles else ()
+            placing = _placing(config, node, router, template, clock)
             try:
                 with services.bus.serving(control):
                     async with running(*shifting, *placing):
@@ -210,14 +210,14 @@ def _history(config: Config) -> History:
 
 
 def _placing(
-    config: Config, node: Node, core: Router, scheduling: SchedulingSettings, clock: Clock
+    config: Config, node: Node, router: Router, scheduling: SchedulingSettings, clock: Clock
 ) -> tuple[Coroutine[Any, Any, None], ...]:
     policy = None if config.scheduling.migrates is False else scheduling.placement()
     idle_s = config.scheduling.model_idle_s
     if policy is None and idle_s is None:
         return ()
     idle_ns = None if idle_s is None else round(idle_s * NS_PER_S)
-    return (Placing(node, core, policy, scheduling.hardware, clock, idle_ns=idle_ns).run(),)
+    return (Placing(node, router, policy, scheduling.hardware, clock, idle_ns=idle_ns).run(),)
 
 
 def _template(config: Config, budget: Budget, *, bus: BusSettings, address: str, wires: Wires) -> InstanceSettings:

@@ -28,13 +28,13 @@ _logger = logging.getLogger(__name__)
 
 
 class Placing:
-    """`core` is that of the proxy in the node's process, which is told of the others' requests. Without a policy
+    """`router` is that of the proxy in the node's process, which is told of the others' requests. Without a policy
     nothing moves; weights of models that were idle for `idle_ns` leave, if it is said."""
 
     def __init__(
         self,
         node: Node,
-        core: Router,
+        router: Router,
         policy: PlacementPolicy | None,
         hardware: Hardware,
         clock: Clock,
@@ -42,7 +42,7 @@ class Placing:
         idle_ns: int | None = None,
     ) -> None:
         self._node = node
-        self._core = core
+        self._router = router
         self._clock = clock
         self._placement = Placement(policy, hardware, idle_ns=idle_ns)
         self._tallies: dict[ModelId, Tally] = {}  # as they were looked at last
@@ -75,7 +75,7 @@ class Placing:
     def _sample(self) -> PoolSampled:
         """Nothing where an instance that is to serve is away: what there is, is not known then."""
         node = self._node
-        models, loads = self._core.sample()
+        models, loads = self._router.sample()
         decodes = {name for name, role in node.pool.staying().items() if role is not Role.PREFILL}
         if decodes != loads.keys():
             return PoolSampled((), ())

@@ -23,11 +23,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RoleShift:
-    """`core` is that of the proxy in the node's process, which is told of the others' requests."""
+    """`router` is that of the proxy in the node's process, which is told of the others' requests."""
 
-    def __init__(self, node: Node, core: Router, control: NodeControl, clock: Clock) -> None:
+    def __init__(self, node: Node, router: Router, control: NodeControl, clock: Clock) -> None:
         self._node = node
-        self._core = core
+        self._router = router
         self._control = control
         self._clock = clock
         self._policy = RolePolicy()
@@ -41,7 +41,7 @@ class RoleShift:
                 self._policy.on(RoleChanged(), self._clock.now_ns())
 
     def _sample(self) -> LoadsSampled:
-        serving, loads = self._node.pool.staying(), self._core.load_ppm()
+        serving, loads = self._node.pool.staying(), self._router.load_ppm()
         if serving.keys() != loads.keys():
             return LoadsSampled(())
         return LoadsSampled(

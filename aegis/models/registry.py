@@ -101,7 +101,7 @@ def register(
         looked = place.look()
         terms = _own_terms(source, looked.checkpoint, terms)
         _refuse_too_large(looked.weights_bytes, terms)
-        _refuse_without(terms, looked.checkpoint)
+        _refuse_for_vllm(terms, looked.checkpoint)
         _refuse_quantised(terms)
         image = _image(looked, terms)
         renew = renew or (image is not None and not TextModel.is_whole(image))
@@ -171,7 +171,7 @@ def _engine_that_pools(ranks: int) -> EngineName:
     return "transformers"
 
 
-def _refuse_without(terms: Terms, checkpoint: Checkpoint) -> None:
+def _refuse_for_vllm(terms: Terms, checkpoint: Checkpoint) -> None:
     if terms.engine != "vllm":
         return
     if checkpoint.gguf:

@@ -172,8 +172,8 @@ class SimMarket:
         device: int = 0,
         memory_bytes: int = 0,
     ) -> None:
-        """Before anything is told to the session core about it. `links` are those of its machine, if devices carry for
-        each other."""
+        """Before anything is told to the router about it. `links` are those of its machine, if devices carry for each
+        other."""
         self.instances[instance.instance] = instance
         self._devices[instance.instance] = (device,), memory_bytes
         self._memory.join(instance.instance, arbiter, links)

@@ -62,10 +62,10 @@ async def serving(
     """On processors. Yields when every instance serves every model. Raises ModelRefused."""
     config = config.model_copy(update={"device": "cpu"})
     rounds = WeightedRoundRobin()
-    core = Router(GroupedFcfs(), Assigned(assigned) if assigned else rounds, Hardware())
+    router = Router(GroupedFcfs(), Assigned(assigned) if assigned else rounds, Hardware())
     async with (
         open_services(config) as services,
-        open_market(config, services, core=core, placement=placement, cache_dir=cache_dir) as market,
+        open_market(config, services, router=router, placement=placement, cache_dir=cache_dir) as market,
     ):
         async for _, outcome in market.node.catalogue.register(sources):
             if isinstance(outcome, ModelRefused):

@@ -66,7 +66,7 @@ class _Process:
         self._hub: Hub[FromInstance] = Hub(settings.address, FromInstance, settings.keys)
         self.proxy = Proxy(
             settings.number,
-            settings.session_core(),
+            settings.router(),
             self._node,
             self._hub,
             MonotonicClock(),

@@ -1,4 +1,4 @@
-"""A steady stream of requests through the session core, every event timed: what placing takes while a market serves.
+"""A steady stream of requests through the router, every event timed: what placing takes while a market serves.
 
 Instances are stand-ins that keep real queues and answer at once; between two events of theirs a core cannot tell them
 from others. As many requests wait and decode at a time as the size says, models are as popular as Zipf has it.

@@ -101,7 +101,7 @@ def test_a_checkpoint_without_linear_layers_is_refused(tmp_path: Path) -> None:
 
 
 def test_engines_and_ranks_that_cannot_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_refuse_without", lambda _terms, _checkpoint: None)
+    monkeypatch.setattr(registry, "_refuse_for_vllm", lambda _terms, _checkpoint: None)
     source = Source(ModelId("m"), path=str(checkpoints.write(tmp_path / "m", "llama")))
     with pytest.raises(ModelRefused, match="the vllm engine runs no weights that were made int8 here"):
         register(source, dtype="auto", cache_dir=tmp_path, engine="vllm", weights="int8")
