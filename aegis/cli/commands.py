@@ -23,6 +23,7 @@ from aegis.cli.memory import limit_memory, show_memory, trim_memory
 from aegis.cli.models import add_model, list_models, remove_model, set_model, unload_model
 from aegis.cli.top.command import top
 from aegis.core.errors import UserError
+from aegis.process.error_lines import flattened
 from bench.calibration.command import calibrate
 from bench.compare.command import compare
 from bench.fidelity.command import fidelity
@@ -251,5 +252,5 @@ def run(tree: Callable[..., Any]) -> None:
         context = getattr(error, "ctx", None)
         mistake = _misplaced(getattr(error, "option_name", None), context) or _told(error)
         message, code = f"{mistake}; see {_command_named(tree, context)} --help", 2
-    print("aegis:", " ".join(message.split()), file=sys.stderr)
+    print("aegis:", flattened(message), file=sys.stderr)
     sys.exit(code)

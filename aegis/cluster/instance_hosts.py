@@ -33,6 +33,7 @@ from aegis.node.image_cache import ImageCache
 from aegis.node.image_caches import ImageCaches
 from aegis.node.machine import InstanceHost
 from aegis.node.sizing import host_slabs_of
+from aegis.process.error_lines import flattened
 from aegis.telemetry.logs import log
 from memory.machines_kv import MachinesKv
 
@@ -231,7 +232,7 @@ def _started_on(machine: MachineId, node: str) -> RemoteMachine:
 def _why(error: BaseException) -> str:
     """The error in one line, without the place in the remote code that Ray adds."""
     error = getattr(error, "cause", None) or error
-    return " ".join((getattr(error, "strerror", None) or str(error)).split())
+    return flattened(getattr(error, "strerror", None) or error)
 
 
 def _actor_on(node: str) -> Any:

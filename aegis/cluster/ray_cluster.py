@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aegis.core.errors import UserError, install_advice
+from aegis.process.error_lines import flattened
 
 LOCAL, AUTO = "local", "auto"
 _OBJECT_STORE_BYTES = 256 << 20  # only small pieces are put there
@@ -113,7 +114,7 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_LINE_CHARACTERS]
+    return (flattened(error) or type(error).__name__)[:_LINE_CHARACTERS]
 
 
 def _start_own(cpus: float, directory: str) -> None:

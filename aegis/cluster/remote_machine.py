@@ -25,6 +25,7 @@ from aegis.core.request import EventHandle
 from aegis.instance.settings import InstanceSettings
 from aegis.node.image_filler import Filled
 from aegis.node.machine import EventWords
+from aegis.process.error_lines import flattened
 from aegis.telemetry.logs import log
 from memory.pages import Runs
 
@@ -109,7 +110,7 @@ class RemoteMachine:
         except ray.exceptions.RayTaskError as error:
             raise error.as_instanceof_cause() from None
         except ray.exceptions.RayError as error:
-            self.lose(" ".join(str(error).split())[:200])
+            self.lose(flattened(error)[:200])
             raise MachineLost(self.id) from None
         finally:
             losing.cancel()

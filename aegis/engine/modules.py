@@ -23,6 +23,7 @@ from aegis.engine.packed_linear import packed_at
 from aegis.engine.paged_attention import NAME
 from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.tensor_views import check_bound, dtype_named, tensor_at
+from aegis.process.error_lines import flattened
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
@@ -86,8 +87,7 @@ def built(spec: ModelSpec, auto_class: Any, *, attention: str) -> PreTrainedMode
             with torch.device("meta"):
                 module = _of_config(config, auto_class, attention)
     except (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ModelRefused(f"{spec.root}: transformers cannot build it: {reason}") from error
+        raise ModelRefused(f"{spec.root}: transformers cannot build it: {flattened(error)}") from error
     replace_layers(module, spec.manifest.tensors)
     _forget_values(module)
     module.config.dtype = dtype_named(spec.manifest.dtype)

@@ -13,6 +13,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from aegis.core.errors import UserError
+from aegis.process.error_lines import flattened
 
 FAILURES = (RedisError, OSError, TimeoutError)
 """The errors that a command can raise when the server is away, slow, or refuses."""
@@ -63,11 +64,11 @@ def why(error: BaseException) -> str:
     if isinstance(error, AuthenticationError) or "wrongpass" in text or "noauth" in text:
         return "user name or password is wrong, or missing"
     if isinstance(error, NoPermissionError):
-        return f"the user may not do that: {_one_line(error)}"
+        return f"the user may not do that: {flattened(error)}"
     if isinstance(error, ResponseError) and "db index" in text:
         return "there is no such database"
     if isinstance(error, ResponseError):
-        return f"the server refuses: {_one_line(error)}"
+        return f"the server refuses: {flattened(error)}"
     if isinstance(error, TimeoutError | RedisTimeoutError):
         return "it does not answer"
     return _network(error)
@@ -83,11 +84,7 @@ def _network(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
             return os.strerror(cause.errno).lower()  # the event loop's own text differs
         cause = cause.__cause__ or cause.__context__
-    return _one_line(error) or "the connection was closed"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return flattened(error) or "the connection was closed"
 
 
 def _check(url: str) -> None:

@@ -22,6 +22,7 @@ from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import is_gguf, open_gguf
 from aegis.models.gguf.header import GgufFile
 from aegis.models.quantised.configuration import comes_quantised, scheme_of
+from aegis.process.error_lines import flattened
 
 JSON_BYTES_MAX = 64 << 20
 SMALL_JSON_BYTES_MAX = 1 << 20
@@ -258,7 +259,7 @@ def _check_weights(file: Path, expected: set[str]) -> int:
         with safe_open(file, framework="numpy") as opened:
             found = set(opened.keys())
     except (SafetensorError, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = flattened(error)
         raise ModelRefused(f"{file.name}: truncated or not a safetensors file ({reason}); fetch it again") from error
     if missing := sorted(expected - found):
         raise ModelRefused(f"{file.name}: the tensor {missing[0]}, which {_INDEX} places here, is not in it")

@@ -40,6 +40,7 @@ from aegis.models.failures import one_line
 from aegis.models.gguf.checkpoint import SUFFIX, is_gguf
 from aegis.models.remote.address import is_remote, name_of
 from aegis.models.remote.address import parse as address_of
+from aegis.process.error_lines import flattened
 
 _MIB = 1 << 20
 
@@ -255,7 +256,7 @@ def _from_entry(path: Path, name: object, entry: object, default_slo: Slo) -> So
     try:
         read = msgspec.convert(entry, _ModelEntry)
     except msgspec.ValidationError as error:
-        raise UserError(f"{where}: {_flat(error)}", param="models") from error
+        raise UserError(f"{where}: {flattened(error)}", param="models") from error
     if sum(place is not None for place in (read.path, read.hub, read.url)) != 1:
         raise UserError(f"{where}: give one of 'path', 'hub' and 'url'", param="models")
     slo = _slo(where, read.slo, default_slo)
@@ -328,7 +329,3 @@ def _name(name: object, where: str, remedy: str = "") -> ModelId:
 
 def _shown(name: str) -> str:
     return (name if name.isprintable() else repr(name))[:300]
-
-
-def _flat(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -18,6 +18,7 @@ from aegis.core.errors import UserError
 from aegis.core.ids import InstanceId
 from aegis.core.messages import GaveBack, NeedPages, Telemetry, ToInstance
 from aegis.device.protocol import PhysicalPool
+from aegis.process.error_lines import flattened
 from aegis.process.tasks import watched
 from aegis.telemetry.logs import log
 from memory.page_arbiter import PATIENCE_NS, TICK_NS, ArbiterEffect, PageArbiter, Settled, WipeLost
@@ -258,7 +259,7 @@ class Devices:
             for pool in device.pools:
                 await asyncio.to_thread(pool.wipe, lost.runs)
         except (OSError, UserError) as error:
-            why, pages = " ".join(str(error).split()), sum([run.pages for run in lost.runs])
+            why, pages = flattened(error), sum([run.pages for run in lost.runs])
             told = "pages of a lost process cannot be wiped and are used no more"
             log(_logger, logging.ERROR, told, {"pages": pages, "why": why})
         else:

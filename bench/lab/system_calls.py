@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aegis.core.errors import UserError
+from aegis.process.error_lines import flattened
 
 _CALLS = "sendto,sendmsg,sendmmsg,write,writev,connect"
 _HOW = ("-f", "-yy", "-ttt", "-s", "0", "-e", f"trace={_CALLS}", "-e", "signal=none")
@@ -81,5 +82,5 @@ def _wait_until_attached(watching: subprocess.Popen[bytes], told: Path, count: i
     deadline_s = time.monotonic() + _WITHIN_S
     while told.read_text(errors="replace").count(_ATTACHED) < count:
         if watching.poll() is not None or time.monotonic() > deadline_s:
-            raise UserError(f"strace does not watch the server: {' '.join(told.read_text(errors='replace').split())}")
+            raise UserError(f"strace does not watch the server: {flattened(told.read_text(errors='replace'))}")
         time.sleep(_POLL_S)

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from aegis.core.request import Grammar
 from aegis.engine.grammar.parsed import Kind, Parsed, parse
+from aegis.process.error_lines import flattened
 
 _NAMES = {
     "json_schema": "JSON Schema",
@@ -177,7 +178,7 @@ def _with_grammars(form: Any) -> Any:
 
 def _reason(kind: str, message: str) -> str:
     """XGrammar's own, short and without places that are not the client's; empty if nothing else is left."""
-    said, found = _SOURCE.subn("", " ".join(message.split()).rstrip(".:"))
+    said, found = _SOURCE.subn("", flattened(message).rstrip(".:"))
     if place := _PLACE.match(said):
         said = said[place.start(1) if _OWN_PLACES.get(kind) == place[2] else place.end() :]
     if not found or _SOURCE.search(said):

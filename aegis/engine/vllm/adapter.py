@@ -22,6 +22,7 @@ from aegis.core.model import KvLayer
 from aegis.engine.vllm.recorded_steps import RecordedSteps
 from aegis.engine.vllm.version import refusal
 from aegis.engine.vllm.weights import Use
+from aegis.process.error_lines import flattened
 
 if reason := refusal():
     raise UserError(reason, param="engine")
@@ -309,7 +310,7 @@ if on_cpu():
 
 def _line(error: BaseException) -> str:
     """Without what its validation puts before and behind the reason."""
-    told = " ".join(str(error).split()).rpartition("Value error, ")[2]
+    told = flattened(error).rpartition("Value error, ")[2]
     for behind in (" [type=", " Supported architectures:"):
         told = told.partition(behind)[0]
     return told.rstrip(".")[:300] or type(error).__name__

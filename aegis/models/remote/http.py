@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from aegis.core.errors import ModelRefused
+from aegis.process.error_lines import flattened
 
 _Taken = TypeVar("_Taken")
 _THERE = (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT)
@@ -141,4 +142,4 @@ def as_json(response: httpx.Response, what: str) -> Any:
 
 
 def why(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return flattened(error)[:200] or type(error).__name__

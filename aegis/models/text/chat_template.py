@@ -9,6 +9,7 @@ from typing import Any
 
 from aegis.core.errors import UserError
 from aegis.device.image_directory import CHAT_TEMPLATE, TOKENIZER_CONFIG
+from aegis.process.error_lines import flattened
 
 _REASON_CHARACTERS = 300
 """The part that is shown of a template's own words, which may be of any length."""
@@ -36,7 +37,7 @@ def render(
             **{**special, **variables},
         )
     except (TemplateError, TypeError, ValueError) as error:
-        reason = " ".join(str(error)[: 2 * _REASON_CHARACTERS].split())[:_REASON_CHARACTERS]
+        reason = flattened(str(error)[: 2 * _REASON_CHARACTERS])[:_REASON_CHARACTERS]
         raise UserError(f"the model's chat template refuses the messages: {reason}", param="messages") from error
     text: str = rendered[0]
     return text
