@@ -7,12 +7,10 @@ an engine to compare with calls `main(check)` from a module of its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import sys
 import traceback
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -25,6 +23,7 @@ from aegis.models.failures import one_line, out_of_memory, refused
 from aegis.models.registry import Check, register
 from aegis.models.sources import Source
 from aegis.models.terms import Terms
+from aegis.process.child import limit_memory, stand_back
 
 LIBRARIES_BYTES = 64 << 30
 """Of address space, beside what the process has already, until a checkpoint is known: what is imported maps much of it
@@ -76,27 +75,15 @@ Answer = Progress | Registered | Waits | Refused
 
 
 def main(check: Check | None = None) -> None:
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # of all processes it is the one to lose
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(_NICENESS)
+    stand_back(_NICENESS)
     out = _claim_stdout()
     for line in sys.stdin.buffer:
         job = msgspec.json.decode(line, type=Job)
         _write(out, _run(job, check, out))
 
 
-def _limit_memory(nbytes: int) -> None:
-    """Limits this process to so many bytes of address space besides what it has; its parent may have set a lower
-    limit."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = taken + nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-
-
 def _limit_by_weights(stored_bytes: int) -> None:
-    _limit_memory(MEMORY_BYTES + MEMORY_RATIO * stored_bytes)
+    limit_memory(MEMORY_BYTES + MEMORY_RATIO * stored_bytes, for_good=False)
 
 
 def _exhausted() -> str:
@@ -106,7 +93,7 @@ def _exhausted() -> str:
 
 def _run(job: Job, check: Check | None, out: BinaryIO) -> Registered | Waits | Refused:
     model, root = job.source.model, job.source.root
-    _limit_memory(LIBRARIES_BYTES)
+    limit_memory(LIBRARIES_BYTES, for_good=False)
     try:
         spec = register(
             job.source,

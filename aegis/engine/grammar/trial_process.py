@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import random
-import resource
 import signal
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import thread_time
 
 import numpy as np
@@ -24,6 +22,7 @@ from aegis.core.request import Grammar
 from aegis.engine.grammar.compiler import Compiled, GrammarRefused, Vocabulary, compile_grammar, read_vocabulary
 from aegis.engine.grammar.termination import derives_a_text
 from aegis.engine.grammar.trial_messages import Tried, Try, read, write
+from aegis.process.child import limit_memory
 
 VOCABULARIES_MAX = 16
 MEMORY_BYTES = 4 << 30  # beyond what the libraries take
@@ -41,7 +40,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints
     vocabularies: OrderedDict[str, Vocabulary] = OrderedDict()
-    _limit_memory()
+    limit_memory(MEMORY_BYTES, for_good=True)
     write(answers, Tried(None))
     while (asked := read(sys.stdin.buffer, Try)) is not None:
         if asked.tokenizer_json is not None:
@@ -115,11 +114,6 @@ def _overhearing() -> Iterator[list[str]]:
         said.append(os.pread(file, _SAID_BYTES, 0).decode(errors="replace"))
         os.close(stderr)
         os.close(file)
-
-
-def _limit_memory() -> None:
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, taken + MEMORY_BYTES))
 
 
 if __name__ == "__main__":

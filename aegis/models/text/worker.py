@@ -7,15 +7,12 @@ it answers on, and a file to share, which says at which of the jobs it is; ends 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
-import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 
 import msgspec
 
@@ -48,6 +45,7 @@ from aegis.models.text.worker_messages import (
     read_conversation,
     read_requests,
 )
+from aegis.process.child import end_with_launcher, limit_memory, stand_back
 
 JOB_S = 60
 """The longest that a job runs on where the proxy was killed and could not end it."""
@@ -58,19 +56,15 @@ _TRIMMED_BYTES = 1 << 18
 """A message that is larger may leave much memory behind that is free and still the process's."""
 
 _libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 def main(memory_bytes: int, niceness: int, progress_file: int) -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_launcher()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.nice(niceness)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+    stand_back(niceness)
     import_templates()  # which the first conversation would wait for
     progress = mmap.mmap(progress_file, PROGRESS_BYTES)
-    _limit_memory(memory_bytes)
+    limit_memory(memory_bytes, for_good=True)
     asked = socket.socket(fileno=os.dup(0))
     asked.sendall(READY)
     known: dict[int, TextModel] = {}
@@ -159,11 +153,6 @@ def _rendered(text: TextModel, job: Render) -> Answer:
         return Rendered(rendered, ())
     encoded = _encoded(text, (rendered,), special=False, tokens_max=job.tokens_max)
     return Rendered(rendered, encoded.texts[0]) if isinstance(encoded, Encoded) else encoded
-
-
-def _limit_memory(nbytes: int) -> None:
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + nbytes, taken + nbytes))
 
 
 if __name__ == "__main__":
