@@ -31,6 +31,7 @@ from aegis.cluster.receive_window import (
     Why,
     Window,
 )
+from aegis.process.buffers import left_after
 
 KEY_BYTES = 32
 NAME_BYTES = 56
@@ -192,7 +193,7 @@ def _checksum(chunk: int, content: Sequence[memoryview]) -> int:
 
 def _send(connection: socket.socket, left: list[memoryview]) -> None:
     while left:
-        left = _after(left, connection.sendmsg(left))
+        left = left_after(left, connection.sendmsg(left))
 
 
 def _receive(connection: socket.socket, left: list[memoryview]) -> bool:
@@ -201,17 +202,8 @@ def _receive(connection: socket.socket, left: list[memoryview]) -> bool:
         count = connection.recvmsg_into(left, 0, socket.MSG_WAITALL)[0]
         if not count:
             return False
-        left = _after(left, count)
+        left = left_after(left, count)
     return True
-
-
-def _after(content: list[memoryview], count: int) -> list[memoryview]:
-    """The rest of it after so many bytes."""
-    for at, view in enumerate(content):
-        if count < len(view):
-            return [view[count:], *content[at + 1 :]]
-        count -= len(view)
-    return []
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

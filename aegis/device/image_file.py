@@ -9,6 +9,7 @@ from contextlib import closing
 from zlib import crc32
 
 from aegis.core.model import IMAGE_PIECE_BYTES, Manifest
+from aegis.process.buffers import left_after
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -51,7 +52,7 @@ class ImageFile:
                 if count == 0:
                     raise ImageDamaged("its weight image ends too early")
                 at += count
-                left = _after(left, count)
+                left = left_after(left, count)
         except OSError as error:
             raise ImageDamaged(f"its weight image cannot be read: {error.strerror}") from error
         self._check(piece, into)
@@ -85,12 +86,3 @@ def checksums(path: str) -> bytes:
         while piece := image.read(IMAGE_PIECE_BYTES):
             sums += crc32(piece).to_bytes(4, "little")
     return bytes(sums)
-
-
-def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """The part of them that is left when the first `count` bytes are done."""
-    while buffers and count >= len(buffers[0]):
-        count -= len(buffers.pop(0))
-    if count:
-        buffers[0] = buffers[0][count:]
-    return buffers

@@ -152,6 +152,17 @@ class Hold:
             self._fd = -1
 
 
+@contextmanager
+def held(entry: Path | None) -> Iterator[None]:
+    """An entry that is read meanwhile, if there is one, stays, although another process may need room."""
+    hold = Hold(entry) if entry else None
+    try:
+        yield
+    finally:
+        if hold:
+            hold.release()
+
+
 def evict(entry: Path) -> bool:
     """Whether it left: an image as a whole, of a checkpoint what can be fetched again and is large."""
     with only_one(_held_file(entry)) as unheld, only_one(lock_file(entry)) as unlocked:

@@ -7,8 +7,7 @@ appears in the cache whole or not at all, and only after the model has been chec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from aegis.engine.lean_transformers import import_transformers
 from aegis.engine.vllm import version
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import Checkpoint, open_checkpoint
-from aegis.models.disk_cache import DiskCache, Hold, use
+from aegis.models.disk_cache import DiskCache, held, use
 from aegis.models.failures import refused
 from aegis.models.fingerprint import fingerprint
 from aegis.models.gguf.checkpoint import write_config_files
@@ -109,24 +108,13 @@ def register(
             if looks:
                 return None
             disk = DiskCache(Path(terms.cache_dir), terms.disk_bytes)
-            with disk.room(_image_bytes(looked) + looked.missing_bytes, place.entry), _held(place.entry):
+            with disk.room(_image_bytes(looked) + looked.missing_bytes, place.entry), held(place.entry):
                 spec = _register(source, place.fetch(), terms, check, report, weigh, renew)
             disk.trim([Path(spec.directory)])
             return spec
         return _register(source, looked, terms, check, report, weigh, renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
-
-
-@contextmanager
-def _held(entry: Path | None) -> Iterator[None]:
-    """Another process may need room while its weights are read."""
-    hold = Hold(entry) if entry else None
-    try:
-        yield
-    finally:
-        if hold:
-            hold.release()
 
 
 def _own_terms(source: Source, checkpoint: Checkpoint, terms: Terms) -> Terms:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from aegis.engine.lean_transformers import import_transformers
 from aegis.models.adapters.configuration import CONFIGURATION, AdapterConfiguration, read_configuration, refuse_base
 from aegis.models.cache import locked, replacing
 from aegis.models.checkpoint import refuse_odd_files, refuse_unreadable
-from aegis.models.disk_cache import DiskCache, Hold, use
+from aegis.models.disk_cache import DiskCache, held, use
 from aegis.models.failures import one_line, refused
 from aegis.models.place import FETCH_S, LOCK_S, Report
 from aegis.models.sources import Source, fetch
@@ -54,20 +53,10 @@ def register_adapter(source: Source, base: ModelSpec, terms: Terms, *, report: R
     """The adapter to be run with `base`. Raises ModelRefused: one line that names its directory and why."""
     try:
         refuse_base(base)
-        with _held(base):
+        with held(Path(base.directory)):
             return _registered(source, base, terms, report, renew=renew)
     except ModelRefused as refusal:
         raise refused(source.root, refusal.message) from refusal
-
-
-@contextmanager
-def _held(base: ModelSpec) -> Iterator[None]:
-    """The base's image, which is read meanwhile, stays on disk, if it is still there."""
-    hold = Hold(Path(base.directory))
-    try:
-        yield
-    finally:
-        hold.release()
 
 
 def _registered(source: Source, base: ModelSpec, terms: Terms, report: Report, *, renew: bool) -> ModelSpec:

@@ -29,7 +29,7 @@ from proxy.http.anthropic_errors import anthropic_error
 from proxy.http.openai.chat import Conversation
 from proxy.http.openai.chat_reader import ChatReader
 from proxy.http.openai.choices import Usage
-from proxy.http.streaming.event_stream import named_event
+from proxy.http.streaming.event_stream import named_event, tagged_events
 from proxy.http.streaming.transcript import Piece
 from proxy.http.structured.tool_calls import MISTRAL
 
@@ -50,14 +50,14 @@ class MessageShape:
     def begun(self) -> bytes:
         """How much of the prompt was kept from before is not known yet: the counts of the end replace these."""
         usage = MessageUsage(len(self._asked.prompt), 0, OutputDetails(0))
-        return _worded([MessageStart(self._message([], None, None, usage))])
+        return tagged_events([MessageStart(self._message([], None, None, usage))])
 
     def told(self, index: int, piece: Piece) -> bytes:
-        return _worded(self._take(piece))
+        return tagged_events(self._take(piece))
 
     def ended(self, usage: Usage) -> bytes:
         delta = MessageDelta(Stop(self._stop_reason(usage), self._last.stop), self._usage(usage))
-        return _worded([*self._events.close(), delta, MessageStop()])
+        return tagged_events([*self._events.close(), delta, MessageStop()])
 
     def failed(self, error: UserError) -> bytes:
         return failure(error, self._asked.request_id)
@@ -114,7 +114,3 @@ def _call_id(message_id: str, call: int, *, mistral: bool) -> str:
 def failure(error: UserError, request_id: str) -> bytes:
     """The last event of a stream."""
     return named_event("error", anthropic_error(error, request_id))
-
-
-def _worded(events: Sequence[MessageEvent]) -> bytes:
-    return b"".join(named_event(str(event.__struct_config__.tag), event) for event in events)

@@ -29,7 +29,7 @@ from proxy.http.responses.response_items import (
     Status,
 )
 from proxy.http.responses.running_responses import RunningResponse
-from proxy.http.streaming.event_stream import named_event
+from proxy.http.streaming.event_stream import tagged_events
 from proxy.http.streaming.reply_parts import TextPart
 from proxy.http.streaming.transcript import Piece, Scored, by_token, tokens_of
 from proxy.http.structured.tool_calls import MISTRAL
@@ -71,15 +71,15 @@ class ResponseShape:
         return self._running.stop
 
     def begun(self) -> bytes:
-        return _worded(self._events.begin(self._head))
+        return tagged_events(self._events.begin(self._head))
 
     def told(self, index: int, piece: Piece) -> bytes:
-        return _worded(self._take(piece))
+        return tagged_events(self._take(piece))
 
     def ended(self, usage: Usage) -> bytes:
         closed = self._close()
         self._final = self._ended(usage)
-        return _worded([*closed, *self._events.end(self._final)])
+        return tagged_events([*closed, *self._events.end(self._final)])
 
     def failed(self, error: UserError) -> bytes:
         return failure(self._events, self._head, error)
@@ -162,13 +162,9 @@ def failure(events: ResponseEvents, head: ResponseObject, error: UserError) -> b
     """The last events of a stream that cannot go on, of which nothing may have been told yet."""
     begun = [] if events.begun else events.begin(head)
     closed = events.close("incomplete")
-    return _worded([*begun, *closed, *events.end(failed_response(head, error, events.output))])
+    return tagged_events([*begun, *closed, *events.end(failed_response(head, error, events.output))])
 
 
 def failed_response(head: ResponseObject, error: UserError, output: Sequence[Item] = ()) -> ResponseObject:
     told = ResponseError(_ERRORS.get(error.status, "server_error"), error.message)
     return structs.replace(head, status="failed", error=told, output=list(output))
-
-
-def _worded(events: Sequence[ResponseEvent]) -> bytes:
-    return b"".join(named_event(str(event.__struct_config__.tag), event) for event in events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from fastapi import Response
 from msgspec import Struct
@@ -37,6 +37,11 @@ def event(value: Struct) -> bytes:
 def named_event(name: str, value: Struct) -> bytes:
     """One whose name is told beside its data."""
     return f"event: {name}\n".encode() + event(value)
+
+
+def tagged_events(values: Iterable[Struct]) -> bytes:
+    """Each is named by the tag of its type."""
+    return b"".join(named_event(str(value.__struct_config__.tag), value) for value in values)
 
 
 def error_event(error: UserError) -> bytes:
