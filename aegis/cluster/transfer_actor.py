@@ -1,4 +1,4 @@
-"""The actor that hands bytes over, one on each node: KV from host slabs to host slabs, weight images from file to file.
+"""The actor that hands KV over, one on each node: from host slabs to host slabs.
 
 It is a process of its own, so that moving bytes never keeps the node's process from answering. Regions are named by the
 node that has them, and only that node says which file they are.
@@ -92,7 +92,7 @@ class _TransferActor:
 
     @ray.method(concurrency_group="bringing")  # type: ignore[untyped-decorator]
     def transfer(self, order: bytes) -> bytes:
-        """An `TransferRequest`, done; returns an `Outcome`."""
+        """A `TransferRequest`, done; returns an `Outcome`."""
         started_ns = time.monotonic_ns()
         wanted = _orders.decode(order)
         target = self._regions[wanted.target].memory

@@ -1,4 +1,4 @@
-"""Writes down what this instance does, and what it decided, in batches for the proxy."""
+"""Writes down what this instance does, and what it decided, in batches for the node."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Keys(Struct, frozen=True):
         return self.proxies + owner
 
     def request(self, call: str) -> str:
-        """`call` is `Asked.key`."""
+        """`call` is `RecordedCall.key`."""
         return f"{self.prefix}:request:{call}"
 
     def response(self, key: str) -> str:

@@ -59,7 +59,7 @@ from aegis.core.request import EventHandle
 
 
 class Decisions(Struct, frozen=True, tag=True):
-    """The decisions that an instance has made since its last message, sent to the proxy now and then."""
+    """The decisions that an instance has made since its last message, sent to the node now and then."""
 
     decisions: tuple[Decision, ...]
 

@@ -126,6 +126,6 @@ def switch_span(instance: InstanceId, done: SwitchDone, stop_ns: int) -> Span:
 
 
 class Spans(Struct, frozen=True, tag=True):
-    """The spans that have ended since the last message, which an instance sends to the proxy now and then."""
+    """The spans that have ended since the last message, which an instance sends to the node now and then."""
 
     spans: tuple[Span, ...]
