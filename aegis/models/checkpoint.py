@@ -149,7 +149,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     refuse_odd_files(directory)
     if not (directory / "config.json").is_file():
         raise ModelRefused("there is no config.json, so it is not a checkpoint")
-    config = _read_json(directory / "config.json")
+    config = _read_json(directory / "config.json", "config.json")
     if named := config.get("transformers_weights"):
         raise ModelRefused(f"config.json: transformers_weights is {named!r}; only {_SINGLE} or {_INDEX} are read")
     _refuse_other_names(config)
@@ -196,7 +196,7 @@ def _why_no_weights(directory: Path) -> str:
 
 
 def _read_index(index: Path) -> dict[Path, set[str]]:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = _read_json(index, _INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelRefused(f"{index.name}: it has no weight_map")
     expected: dict[Path, set[str]] = {}
@@ -288,6 +288,11 @@ def read_small_json(file: Path, kind: type = dict) -> Any:
         raise ModelRefused(f"{name} is no file, but {other}; take it out of the directory")
     if found.st_size > SMALL_JSON_BYTES_MAX:
         raise ModelRefused(f"{name} has {found.st_size >> 20} MiB, at most {SMALL_JSON_BYTES_MAX >> 20} are read")
+    return _read_json(file, name, kind)
+
+
+def _read_json(file: Path, name: str, kind: type = dict) -> Any:
+    """`name` is what a refusal calls the file."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -296,16 +301,4 @@ def read_small_json(file: Path, kind: type = dict) -> Any:
         raise ModelRefused(f"{name}: not readable as JSON: {one_line(error)}") from error
     if not isinstance(tree, kind):
         raise ModelRefused(f"{name}: expected a JSON {'list' if kind is list else 'object'}")
-    return tree
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelRefused(f"{file.name}: {error.strerror}") from None
-    except (RecursionError, ValueError) as error:
-        raise ModelRefused(f"{file.name}: not readable as JSON: {one_line(error)}") from error
-    if not isinstance(tree, dict):
-        raise ModelRefused(f"{file.name}: expected a JSON object")
     return tree
