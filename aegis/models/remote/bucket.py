@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused, install_advice
 from aegis.models.remote.address import BucketAddress
@@ -95,7 +96,7 @@ class Bucket:
         if own and "-" not in own:
             sha256 = base64.b64decode(own).hex()
         headers = {"If-Match": head["ETag"]}
-        return RemoteFile(file.name, "", head["ContentLength"], sha256, head["ETag"], headers=headers)
+        return replace(file, size_bytes=head["ContentLength"], sha256=sha256, tag=head["ETag"], headers=headers)
 
     async def _ask(self, call: Any) -> Any:
         """Raises ModelRefused."""

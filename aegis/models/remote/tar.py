@@ -10,6 +10,7 @@ import tarfile
 from typing import IO, cast
 
 import httpx
+from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
 from aegis.models.failures import LIBRARY_ERRORS
@@ -48,7 +49,7 @@ class Tar:
             raise Away(f"{host_of(self._url)} cannot be reached ({why(error)}); try again later") from None
         except (tarfile.TarError, struct.error, RecursionError, *LIBRARY_ERRORS) as error:
             raise ModelRefused(f"it is not a tar that can be read ({why(error)})") from None
-        return [_summed(file, sums.get(file.name)) for file in _within(found)]
+        return [replace(file, sha256=sums.get(file.name)) for file in _within(found)]
 
     def _file(self, member: tarfile.TarInfo, tag: str | None) -> RemoteFile:
         """A file of the tar. Its place is part of its tag, since the server's tag is that of the whole tar."""
@@ -76,11 +77,7 @@ def _within(files: list[RemoteFile]) -> list[RemoteFile]:
     """The files by their names within the checkpoint's directory, which is often the only one of the tar."""
     directories = (file.name.rpartition("/") for file in files)
     home = min(("".join(at[:2]) for at in directories if at[2] == CONFIG), key=len, default="")
-    return [
-        RemoteFile(file.name[len(home) :], file.url, file.size_bytes, None, file.tag, file.offset, file.headers)
-        for file in files
-        if file.name.startswith(home)
-    ]
+    return [replace(file, name=file.name[len(home) :]) for file in files if file.name.startswith(home)]
 
 
 def _sums(tar: tarfile.TarFile) -> dict[str, str]:
@@ -89,10 +86,6 @@ def _sums(tar: tarfile.TarFile) -> dict[str, str]:
         return {}
     opened = tar.extractfile(member)
     return read_sums(opened.read().decode("utf-8", "replace")) if opened else {}
-
-
-def _summed(file: RemoteFile, sha256: str | None) -> RemoteFile:
-    return RemoteFile(file.name, file.url, file.size_bytes, sha256, file.tag, file.offset, file.headers)
 
 
 class _RangeReader(io.RawIOBase):

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import httpx
+from msgspec.structs import replace
 
 from aegis.core.errors import ModelRefused
 from aegis.models.remote.address import WebAddress
@@ -44,10 +45,10 @@ class Folder:
         if len(entries) > FILES_MAX:
             raise ModelRefused(f"it has more than {FILES_MAX} files")
         refuse_climbing(entry.name for entry in entries)
-        found = [_placed(entry, urljoin(self._index, quote(entry.name))) for entry in entries]
+        found = [replace(entry, url=urljoin(self._index, quote(entry.name))) for entry in entries]
         if any(file.name == SUMS for file in found):
             sums = read_sums(text_of(await read(client, urljoin(self._index, SUMS))))
-            found = [_summed(file, sums.get(file.name)) for file in found]
+            found = [replace(file, sha256=file.sha256 or sums.get(file.name)) for file in found]
         needed = {file.name for file in beside_weights(Listing(tuple(found)))}
         gate = asyncio.Semaphore(_HEADS_AT_ONCE)
         asked = [file.name in needed or file.name.endswith(".safetensors") for file in found]
@@ -79,14 +80,6 @@ class File:
         return file.url, file.headers
 
 
-def _placed(entry: RemoteFile, url: str) -> RemoteFile:
-    return RemoteFile(entry.name, url, entry.size_bytes, entry.sha256)
-
-
-def _summed(file: RemoteFile, sha256: str | None) -> RemoteFile:
-    return RemoteFile(file.name, file.url, file.size_bytes, file.sha256 or sha256)
-
-
 async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Semaphore) -> RemoteFile:
     """With what the server says of it. A server that knows no HEAD is asked for the file all the same."""
     try:
@@ -103,7 +96,7 @@ async def _headed(client: httpx.AsyncClient, file: RemoteFile, gate: asyncio.Sem
     if None not in (size_bytes, file.size_bytes) and size_bytes != file.size_bytes:
         raise ModelRefused(f"{file.name} has {size_bytes} bytes, its index says {file.size_bytes}")
     headers = {"If-Range": current} if current else {}
-    return RemoteFile(file.name, file.url, size_bytes or file.size_bytes, file.sha256, tag, headers=headers)
+    return replace(file, size_bytes=size_bytes or file.size_bytes, tag=tag, headers=headers)
 
 
 def _entries(index: Any) -> list[RemoteFile]:
