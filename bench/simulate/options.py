@@ -91,26 +91,7 @@ _NOT_OF_A_SUITE = (
 )
 _OF_A_SEARCH = ("seeds", "only", "again", "screen")
 _NOT_OF_A_SEARCH = ("prefill", "decode", "mixed", "roles", "sweep", *_OF_ONE, "as_published", "trace_dir")
-_NOT_OF_CELLS = (
-    "workload",
-    "trace",
-    "gpu",
-    "models",
-    "slo",
-    "give_up",
-    "costs",
-    "link",
-    "switch",
-    "lanes",
-    "noise",
-    "peer_loads",
-    "placement",
-    "refuse_late",
-    "weights",
-    "lazy",
-    "fetch",
-    "cache_size",
-)
+_NOT_OF_CELLS = tuple(name for name in _NOT_OF_A_SUITE if name not in _NOT_OF_A_SEARCH)
 _DENIABLE = ("lanes",)
 _SEARCH_SEEDS = 3
 _MEASURED = "measured"
