@@ -42,7 +42,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
         return made(Site(memory_bytes=self.memory_bytes)) if made else None
 
     def router(self) -> Router:
-        """That of a proxy. Raises UserError."""
+        """The router of a proxy. Raises UserError."""
         groups, policy = GroupedFcfs(self.max_group_size), self.scheduler()
         prefill = recipe(self.policy).prefill(Site(memory_bytes=self.memory_bytes, groups=groups))
         return Router(prefill, policy, self.hardware, max_batch=policy.rules.max_batch, explains=self.explains)
