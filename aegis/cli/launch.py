@@ -106,7 +106,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each device, for weights and KV; on cuda, nine tenths of it if not given. [default: 1GiB]",
+            help="Memory of each device, for weights and KV. [default: 1GiB; on cuda: nine tenths of what is free]",
         ),
     ] = None,
     host_memory: Annotated[

@@ -210,7 +210,8 @@ def calibrate(seen: Telemetry, out: Path, models: Sequence[ModelSpec] = ()) -> L
     lanes = fit_lanes(seen.spans, fits, contention)
     write(out, written(contention, fits, rates, lanes).encode())
     seen_models = {span.model for span in seen.spans if span.kind in (SpanKind.DECODE, SpanKind.PREFILL)}
-    left_out = sorted(seen_models - fits.keys())
+    served = {spec.model for spec in models if spec.manifest.pooling is None}
+    left_out = sorted((seen_models & served if models else seen_models) - fits.keys())
     serving = serving_quality(seen.spans, models)
     own = ["", *serving_lines(serving)] if serving.models else []
     return Learned(fits, serving, [*lines(contention, fits, rates), *lane_lines(lanes), *own, *_left_out(left_out)])

@@ -65,8 +65,8 @@ def plan(
     """How many GPUs serve these models and this traffic, by simulation: docs/planning.md.
 
     The fewest with 99 % of first tokens and 90 % of all tokens on time, what one less would cost, and how many it takes
-    with a GPU for each model. Then how many tokens that many GPUs bring on time when the traffic grows, and how many
-    with the best rival.
+    with an instance for each model. Then how many tokens that many GPUs bring on time when the traffic grows, and how
+    many with the best rival.
 
     \b
     Examples:

@@ -102,8 +102,8 @@ def sentence(answer: Plan) -> str:
     if dedicated is None:
         return f"{told}."
     if dedicated.gpus.at is None:
-        return f"{told}; with a GPU for each model {end_of(dedicated.gpus):g} would not be enough."
-    return f"{told}; with a GPU for each model it takes {dedicated.gpus.at:g}."
+        return f"{told}; with an instance for each model {end_of(dedicated.gpus):g} would not be enough."
+    return f"{told}; with an instance for each model it takes {dedicated.gpus.at:g}."
 
 
 def memory(answer: Plan) -> str:

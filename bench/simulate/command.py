@@ -148,7 +148,7 @@ def simulate(
     trace_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Of a suite: its traces, like M16_rps0.10.csv.gz.")
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: a run of seconds, to check that it works.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Of a suite: a short run, to check that it works.")] = False,
     faults: Annotated[
         bool,
         typer.Option(
@@ -167,7 +167,10 @@ def simulate(
         Path | None, typer.Option(metavar="FILE", help="Write all figures. [default: none; of a suite: NAME.json]")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw them, .png or .svg. [default: none; of a suite: NAME.png]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Draw them, .png or .svg; not of mux-… [default: none; of a suite: NAME.png]"
+        ),
     ] = None,
     records: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The outcome of each request, one JSON a line.")

@@ -165,10 +165,11 @@ def _suites(given: Mapping[str, Any]) -> None:
 
 def _goodput(name: str, given: Mapping[str, Any]) -> None:
     """A suite of MuxWise's evaluation. Raises UserError."""
-    unused = (*_NOT_OF_A_SUITE, "seeds", "again", "screen", "policy", "plot")
-    for option in unused:
+    for option in (*_NOT_OF_A_SUITE, "seeds", "again", "screen", "policy"):
         if _is_given(given, option):
             raise UserError(f"{_option(option)} is not of --suite {name}, which sets it itself")
+    if given["plot"]:
+        raise UserError(f"--suite {name} draws no plot: leave out --plot")
     suite = GOODPUT_SUITES[name]
     run_goodput(
         of_traces(suite, given["trace_dir"]) if given["trace_dir"] else suite,

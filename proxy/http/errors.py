@@ -41,11 +41,14 @@ def shown(value: object) -> str:
 
 
 def _beginning(value: object, count: int) -> str:
-    """So many characters of `repr(value)` at least, or all; little more is made, however large and deep it is."""
+    """So many characters of `repr(value)` at least, or all, but with JSON's words for None, True and False; little more
+    is made, however large and deep it is."""
     if count <= 0:
         return ""
     if isinstance(value, str):
         return repr(value[:count])
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if not isinstance(value, list | dict):
         return repr(value)
     text, close = ("{", "}") if isinstance(value, dict) else ("[", "]")

@@ -35,6 +35,7 @@ _PROBLEMS = {
     422: "Another request had this id",
     429: "A limit is reached; `Retry-After` says when to come again",
     503: "Not at present: the server ends, or the model failed",
+    504: "An instance did not answer in time",
 }
 _KEYS = {
     "key": {"type": "http", "scheme": "bearer"},

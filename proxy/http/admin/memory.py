@@ -41,7 +41,10 @@ async def show(request: Request) -> Response:
     return json_reply(await queries_of(request).memory_report())
 
 
-@router.post("/limit", **operation("Limit what an instance may hold", Moved, takes=LimitBody, problems=COMMANDING))
+_PROBLEMS = (*COMMANDING, 504)
+
+
+@router.post("/limit", **operation("Limit what an instance may hold", Moved, takes=LimitBody, problems=_PROBLEMS))
 async def limit(request: Request) -> Response:
     """Body: `instance`, `limit` of its device's memory and, if wanted, `timeout_s`. Answers when it is done."""
     body = await read_body(request, LimitBody, settings_of(request).body_bytes_max)
@@ -52,7 +55,7 @@ async def limit(request: Request) -> Response:
 
 
 @router.post(
-    "/trim", **operation("Take back what an instance does not need", Moved, takes=TrimBody, problems=COMMANDING)
+    "/trim", **operation("Take back what an instance does not need", Moved, takes=TrimBody, problems=_PROBLEMS)
 )
 async def trim(request: Request) -> Response:
     """Body: `instance` and, if wanted, `timeout_s`. Answers when it is done."""

@@ -75,7 +75,7 @@ router = APIRouter(dependencies=[Depends(authorise)])
 
 @router.post(
     "/models/load",
-    **operation("Serve a checkpoint or an address", ModelCard, takes=LoadBody, problems=COMMANDING),
+    **operation("Serve a checkpoint or an address", ModelCard, takes=LoadBody, problems=(*COMMANDING, 503)),
 )
 async def load_model(request: Request) -> Response:
     """Body: `source`, a checkpoint directory, GGUF file, hub id or address (`hf://`, `https://`, `s3://`), `name`, what

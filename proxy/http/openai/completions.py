@@ -63,6 +63,7 @@ async def create_completion(request: Request) -> Response:
 async def _complete(request: Request, body: CompletionBody) -> Response:
     served = find_servable(market_of(request), body)
     body.elsewhere("messages", "send 'prompt' here, or 'messages' to /v1/chat/completions")
+    body.elsewhere("max_completion_tokens", "it is 'max_tokens' here")
     logprobs, max_tokens = body.logprobs, body.max_tokens
     parameters = await beside_loop(
         lambda: read_parameters(body, served, max_tokens=max_tokens, logprobs=logprobs),

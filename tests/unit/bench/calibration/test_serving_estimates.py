@@ -11,7 +11,7 @@ from msgspec import structs
 
 from aegis.core.estimators import Hardware, Latency
 from aegis.core.ids import InstanceId, ModelId
-from aegis.core.model import Slo
+from aegis.core.model import Pooling, Slo
 from aegis.sim.shapes import SHAPES
 from aegis.telemetry.spans import Span, SpanKind
 from bench.calibration.serving_estimates import serving_lines, serving_quality
@@ -120,3 +120,15 @@ def test_calibration_tells_of_both_where_the_models_are_known(tmp_path: Path) ->
     unknown = calibrate(seen, tmp_path / "costs.yaml")
     assert not unknown.serving.models
     assert unknown.table == told.table[: len(unknown.table)]
+
+
+def test_requests_are_asked_for_models_that_are_served_and_generate(tmp_path: Path) -> None:
+    seen = Telemetry(*made(STEADY))
+    names = ModelId("rare"), ModelId("embedder"), ModelId("gone")
+    for name in names:
+        seen.spans.append(Span(InstanceId("decode-0"), SpanKind.PREFILL, name, 0, 10**8, 1, 1, 100))
+    rare, embedder = (SHAPES["qwen2.5-7b"].spec(name, Slo()) for name in names[:2])
+    pooling = structs.replace(embedder.manifest, pooling=Pooling(8))
+    served = (*SPECS, rare, structs.replace(embedder, manifest=pooling))
+    told = calibrate(seen, tmp_path / "costs.yaml", served).table[-1]
+    assert told == "too few runs, so not in the file: rare; send more requests to them"

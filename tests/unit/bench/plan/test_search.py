@@ -45,7 +45,7 @@ def test_the_answer_is_enough_and_one_less_is_not() -> None:
             assert need.fewer.at == need.enough.at - 1
             assert need.fewer.attainment < GOAL or need.fewer.ttft_attainment < TTFT_GOAL
     assert sentence(answer).startswith(f"{ours.gpus.at:g} × h100 serve 4 models with 99 % of first tokens and 90 % of")
-    assert sentence(answer).endswith("with a GPU for each model it takes 4.")
+    assert sentence(answer).endswith("with an instance for each model it takes 4.")
 
 
 def test_what_must_be_where_is_told() -> None:

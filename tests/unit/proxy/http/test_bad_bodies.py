@@ -322,10 +322,10 @@ def test_a_schema_in_a_string_is_read_like_a_body(schema: str) -> None:
     assert reply.status_code == 400 and time.monotonic() - began_s < 1, reply.text[:300]
 
 
-def test_what_is_shown_of_a_value_is_what_python_shows_of_it() -> None:
+def test_what_is_shown_of_a_value_is_what_python_shows_of_it_but_for_the_words_of_json() -> None:
+    assert [shown(value) for value in (None, True, False)] == ["null", "true", "false"]
+    assert shown({"a": [None, True]}) == "{'a': [null, true]}"
     values: list[Any] = [
-        None,
-        True,
         5,
         5.5,
         "x",

@@ -141,7 +141,7 @@ def test_stop_strings_are_said_to_be_one_or_a_list() -> None:
 
 def test_a_null_is_no_bias() -> None:
     error = refused("/v1/completions", {"logit_bias": {"5": None}})
-    assert (error["param"], error["message"]) == ("logit_bias.5", "'logit_bias.5' must be a number, not None")
+    assert (error["param"], error["message"]) == ("logit_bias.5", "'logit_bias.5' must be a number, not null")
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG_COMPLETIONS, ids=lambda x: str(x)[:30])
