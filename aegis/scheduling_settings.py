@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from aegis.core.estimators import Hardware
@@ -25,6 +27,10 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True):
     explains: bool = False
     reuses: bool = False  # KV of requests that have ended
     step_tokens: int | None = None  # of prompts, in one step at most
+
+    def shared(self) -> dict[str, Any]:
+        """All of them by name, for the settings of another process."""
+        return {name: getattr(self, name) for name in SchedulingSettings.__struct_fields__}
 
     def scheduler(self) -> Policy:
         """The policy of places, for a proxy, and of turns, for an instance. Raises UserError."""

@@ -171,17 +171,8 @@ def _proxy_template(
     config: Config, http: Settings, market: LiveMarket, services: Services, listener: socket.socket
 ) -> ProxySettings:
     """The settings that all further proxies share."""
-    scheduling = market.scheduling
     return ProxySettings(
-        policy=scheduling.policy,
-        memory_bytes=scheduling.memory_bytes,
-        max_group_size=scheduling.max_group_size,
-        q_max_ns=scheduling.q_max_ns,
-        switching_share=scheduling.switching_share,
-        step_tokens=scheduling.step_tokens,
-        hardware=scheduling.hardware,
-        explains=scheduling.explains,
-        reuses=scheduling.reuses,
+        **market.scheduling.shared(),
         name="",
         number=ProxyId(0),
         node_address=f"ipc://{services.directory}/proxies",
