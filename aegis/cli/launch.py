@@ -106,7 +106,7 @@ def launch(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each device, for weights and KV; on cuda, unset: nine tenths of what is free. [default: 1GiB]",
+            help="Memory of each device, for weights and KV; on cuda nine tenths of what is free. [default: 1GiB]",
         ),
     ] = None,
     host_memory: Annotated[
