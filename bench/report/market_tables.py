@@ -32,7 +32,10 @@ _FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes 
 MISSED = {
     "cells: median": _FULL,
     "overload: TTFT": _PUT_OFF,
-    "overload: TTFT/muxserve": "it fails requests of models without a place, and keeps others' weights loaded",
+    **{
+        f"overload: TTFT/{rival}": "it fails requests of models without a place, and keeps others' weights loaded"
+        for rival in ("muxserve", "muxserve++", "s-partition")
+    },
 }
 """The reasons why figures missed their bars; that of one without a reason is not explained."""
 
