@@ -155,8 +155,9 @@ class StageBuffer:
             try:
                 return load.open()
             except ImageNotOpened as shortage:
-                if not load.waits:
-                    load.waits = True
+                with self._booking:
+                    told, load.waits = load.waits, True
+                if not told:
                     _logger.warning("%s waits to be loaded: %s", load.spec.model, shortage)
                 time.sleep(_OPENED_AGAIN_S)
         return None
