@@ -107,17 +107,16 @@ class Sampler:
         state = self._states[request]
         return state.sampling.prompt_logprobs is not None and state.generated == 0
 
-    def prompt_logprobs(self, request: RequestId, logits: torch.Tensor, prompt: Sequence[int]) -> tuple[Token, ...]:
-        """One entry per prompt token from the second on. `logits [len(prompt), vocab]`."""
+    def prompt_logprobs(self, request: RequestId, logits: torch.Tensor, following: Sequence[int]) -> list[Token]:
+        """Of the tokens of its prompt that follow those whose `logits [len(following), vocab]` these are."""
         top = self._states[request].sampling.prompt_logprobs
         assert top is not None
         tokens: list[Token] = []
-        for first in range(0, len(prompt) - 1, PROMPT_CHUNK_TOKENS):
-            following = prompt[first + 1 : first + 1 + PROMPT_CHUNK_TOKENS]
-            here = logits[first : first + len(following)]
-            report = _report(here, _sent(following, here.device), top)
-            tokens += _tokens(following, report.tolist(), [top] * len(following))
-        return tuple(tokens)
+        for first in range(0, len(following), PROMPT_CHUNK_TOKENS):
+            there = following[first : first + PROMPT_CHUNK_TOKENS]
+            report = _report(logits[first : first + len(there)], _sent(there, logits.device), top)
+            tokens += _tokens(there, report.tolist(), [top] * len(there))
+        return tokens
 
     def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
         """The next token of each request. `logits [len(requests), vocab]`, any float dtype; not changed."""

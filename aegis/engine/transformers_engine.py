@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, starmap
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
+from aegis.core.request import Token
 from aegis.engine.cpu.llama_steps import LlamaSteps, llama_steps
 from aegis.engine.lane_threads import Computing, Decoders
 from aegis.engine.lora import Adapters
@@ -31,6 +32,7 @@ from aegis.engine.modules import bound, built_for
 from aegis.engine.paged_attention import Decode, Mixed, Prefill, Step, running
 from aegis.engine.parallel.group import Group
 from aegis.engine.parallel.sharding import connect
+from aegis.engine.passes import PASS_TOKENS, Part, passes, reported_tokens
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
 from aegis.engine.sampler import Sampler
 from aegis.engine.sampling_engine import SamplingEngine
@@ -72,6 +74,7 @@ class TransformersEngine(SamplingEngine):
         self._base_of: dict[ModelId, ModelId] = {}  # by adapter
         self._prepared: dict[tuple[ModelId, str], PreTrainedModel] = {}  # by name and fingerprint
         self._group = group
+        self._pass_tokens = PASS_TOKENS[self._device.type]
         self._decoders = Decoders()
         self._computing = Computing(self._device, decoder, self._decoders)
 
@@ -139,7 +142,7 @@ class TransformersEngine(SamplingEngine):
                 assert len(rows) == 1 and first.samples
                 return [self._reported(attached, first)]
             if any(len(row.tokens) > 1 for row in rows):
-                asked, logits = self._run_together(attached, rows)
+                asked, logits = self._run_passes(attached, rows)
             elif (decoder := self.decoder) is not None and not any(row.adapter for row in rows):
                 run = partial(_forward, attached, keep=1)
                 asked, logits = _asked(rows, range(len(rows)), decoder.decode(model, attached.views, run, rows))
@@ -162,12 +165,27 @@ class TransformersEngine(SamplingEngine):
 
     def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
         """Prefills the row and samples, and reports the logprobs of its prompt."""
-        ids, positions = self._sent([row.tokens]), self._sent([range(row.stop)])
-        step = Prefill(attached.views, self._computing.scratch, 0, row.stop, row.blocks)
-        logits = _forward(attached, step, ids, positions, keep=0, rows=[row])[0]
-        prompt = self._sampler.prompt_logprobs(row.request, logits, row.tokens)
+        vocabulary = attached.module.config.get_text_config().vocab_size
+        most = reported_tokens(vocabulary, self._pass_tokens) if attached.extends else len(row.tokens)
+        prompt = list[Token]()
+        logits = torch.empty(0)
+        for ((_, part),) in passes([row], most):
+            ids, positions = self._sent([part.tokens]), self._sent([range(part.start, part.stop)])
+            step = Prefill(attached.views, self._computing.scratch, part.start, part.stop, row.blocks)
+            logits = _forward(attached, step, ids, positions, keep=0, rows=[part])[0]
+            following = row.tokens[part.start + 1 : part.stop + 1]
+            prompt += self._sampler.prompt_logprobs(row.request, logits[: len(following)], following)
         token = self._sampler.sample([row.request], logits[-1:])[0]
-        return Sampled(token, prompt, self._sampler.problem(row.request))
+        return Sampled(token, tuple(prompt), self._sampler.problem(row.request))
+
+    def _run_passes(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
+        """The rows that sample, and logits `[those rows, vocab]`."""
+        asked, logits = list[int](), list[torch.Tensor]()
+        for parts in passes(rows, self._pass_tokens) if attached.extends else [list(starmap(Part, enumerate(rows)))]:
+            here, of_pass = self._run_together(attached, [part.row for part in parts])
+            asked += [parts[at].at for at in here]
+            logits.append(of_pass)
+        return asked, torch.cat(logits) if len(logits) > 1 else logits[0]
 
     def _run_together(self, attached: _Attached, rows: Sequence[StepRow]) -> tuple[list[int], torch.Tensor]:
         """To the model all tokens are one sequence; each row attends by itself. The rows that sample, and logits

@@ -22,8 +22,8 @@ class FirstRankSampler(Sampler):
     def wants_prompt(self, request: RequestId) -> bool:
         return self.reports
 
-    def prompt_logprobs(self, request: RequestId, logits: object, prompt: Sequence[int]) -> tuple[Token, ...]:
-        return ()
+    def prompt_logprobs(self, request: RequestId, logits: object, following: Sequence[int]) -> list[Token]:
+        return []
 
     def sample(self, requests: Sequence[RequestId], logits: torch.Tensor) -> list[Token]:
         """Once they are there: nothing else waits for what reads the weights, which the next command may unmap."""

@@ -22,8 +22,9 @@ from aegis.core.ids import ModelId
 from aegis.core.model import ModelSpec
 from aegis.core.request import Token
 from aegis.engine.block_table import BlockTable
+from aegis.engine.passes import PASS_TOKENS, passes
 from aegis.engine.protocol import KvRegion, Sampled, StepRow
-from aegis.engine.sampler import Sampler
+from aegis.engine.sampler import PROMPT_CHUNK_TOKENS, Sampler
 from aegis.engine.sampling_engine import SamplingEngine
 from aegis.engine.tensor_views import KvViews, LayerViews, check_bound
 from aegis.engine.vllm import adapter
@@ -48,6 +49,7 @@ class VllmEngine(SamplingEngine):
         if adapter.on_cpu() != (self._device.type == "cpu"):
             built = "CPUs" if adapter.on_cpu() else "GPUs"
             raise UserError(f"the vLLM that is installed is built for {built}, the device is {device}", param="engine")
+        self._pass_tokens = PASS_TOKENS[self._device.type]
         self._models: dict[ModelId, _Attached] = {}
         self._alone = Lock()  # a step tells vLLM of its batch, and attaching of its configuration, by globals
         self._prepared: dict[tuple[ModelId, str], Any] = {}  # configurations, by name and fingerprint
@@ -88,36 +90,47 @@ class VllmEngine(SamplingEngine):
             return self._step(model, rows)
 
     def _step(self, model: ModelId, rows: Sequence[StepRow]) -> list[Sampled | None]:
-        """vLLM wants rows that decode before others."""
+        first, sampled = rows[0], list[Sampled | None]([None] * len(rows))
+        reports = first.start == 0 and self._sampler.wants_prompt(first.request)
+        assert not reports or (len(rows) == 1 and first.samples)
+        prompt = list[Token]()
+        for parts in passes(rows, self._pass_tokens):
+            parts.sort(key=lambda part: len(part.row.tokens) > 1)  # vLLM wants rows that decode before others
+            last = parts[-1].row
+            following = first.tokens[last.start + 1 : last.stop + 1] if reports else ()
+            asked, logits = self._run(model, [part.row for part in parts], following, prompt)
+            tokens = self._sampler.sample([parts[place].row.request for place in asked], logits) if asked else ()
+            for place, token in zip(asked, tokens, strict=True):
+                at, row = parts[place]
+                sampled[at] = Sampled(token, tuple(prompt), self._sampler.problem(row.request))
+        return sampled
+
+    def _run(
+        self, model: ModelId, rows: Sequence[StepRow], following: Sequence[int], prompt: list[Token]
+    ) -> tuple[list[int], torch.Tensor]:
+        """The rows that sample, and their logits `[those rows, vocab]`. The tokens `following` those of the one row are
+        reported to `prompt`."""
         attending, views = self._models[model].attending, self._models[model].views
-        order = sorted(range(len(rows)), key=lambda at: len(rows[at].tokens) > 1)
-        ordered = [rows[at] for at in order]
         batch = _batch(
             views,
-            [token for row in ordered for token in row.tokens],
-            [row.start for row in ordered],
-            [row.stop for row in ordered],
-            [row.blocks for row in ordered],
+            [token for row in rows for token in row.tokens],
+            [row.start for row in rows],
+            [row.stop for row in rows],
+            [row.blocks for row in rows],
         )
-        asked = [place for place, row in enumerate(ordered) if row.samples]
-        first, prompt = rows[0], tuple[Token, ...]()
-        if first.start == 0 and self._sampler.wants_prompt(first.request):
-            assert len(rows) == 1 and first.samples
-            logits = attending.logits(attending.hidden(batch))
-            prompt, logits = self._sampler.prompt_logprobs(first.request, logits, first.tokens), logits[-1:]
-        elif batch.most_new == 1:
+        asked = [place for place, row in enumerate(rows) if row.samples]
+        if batch.most_new == 1:
             logits = attending.next_logits(batch)
-            logits = logits if len(asked) == len(rows) else logits[asked]
-        else:
-            states = attending.hidden(batch)
-            logits = attending.logits(states[batch.starts[1:].long()[asked] - 1]) if asked else states
-            if not asked and logits.is_cuda:
-                torch.cuda.current_stream(self._device).synchronize()  # nothing else waits for the KV that was written
-        sampled: list[Sampled | None] = [None] * len(rows)
-        tokens = self._sampler.sample([ordered[place].request for place in asked], logits) if asked else ()
-        for place, token in zip(asked, tokens, strict=True):
-            sampled[order[place]] = Sampled(token, prompt, self._sampler.problem(ordered[place].request))
-        return sampled
+            return asked, logits if len(asked) == len(rows) else logits[asked]
+        states = attending.hidden(batch)
+        for begin in range(0, len(following), PROMPT_CHUNK_TOKENS):
+            there = following[begin : begin + PROMPT_CHUNK_TOKENS]
+            logits = attending.logits(states[begin : begin + len(there)])
+            prompt += self._sampler.prompt_logprobs(rows[0].request, logits, there)
+        logits = attending.logits(states[batch.starts[1:].long()[asked] - 1]) if asked else states
+        if not asked and logits.is_cuda:
+            torch.cuda.current_stream(self._device).synchronize()  # nothing else waits for the KV that was written
+        return asked, logits
 
 
 def _batch(

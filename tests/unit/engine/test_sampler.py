@@ -216,8 +216,8 @@ def test_prompt_logprobs_cover_long_prompts_and_not_replays() -> None:
     sampler, prompt = Sampler(), [i % VOCAB for i in range(600)]
     sampler.start(MODEL, RequestId(1), prompt, (), sampling(prompt_logprobs=1))
     assert sampler.wants_prompt(RequestId(1))
-    logits = torch.stack([logits_of(1, at) for at in range(len(prompt))])
-    tokens = sampler.prompt_logprobs(RequestId(1), logits, prompt)
+    logits = torch.stack([logits_of(1, at) for at in range(len(prompt) - 1)])
+    tokens = sampler.prompt_logprobs(RequestId(1), logits, prompt[1:])
     expected = torch.log_softmax(logits, -1)
     assert [token.id for token in tokens] == prompt[1:]
     for at, token in enumerate(tokens):
