@@ -16,23 +16,31 @@ class ClientGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. Where the client disconnects first, cancels it, waits for its end and raises ClientGone.
+    """The result of `work`. Where the client disconnects first, cancels it and raises ClientGone at its end.
 
-    The request's body must have been read.
+    The request's body must have been read. A second task only watches: thousands of requests may wait at a time.
     """
-    working = asyncio.create_task(work)
-    watching = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
+    working = asyncio.current_task()
+    assert working is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
         working.cancel()
+
+    watching = asyncio.create_task(watch())
+    try:
+        result = await work
+    except (Exception, asyncio.CancelledError):
+        if gone and not working.uncancel():  # else somebody else has cancelled it, too
+            raise ClientGone from None
+        raise
+    finally:
         watching.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    if gone:  # and it went on to its end
+        working.uncancel()
+        raise ClientGone
+    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 from aegis.core.ids import RequestId
@@ -36,7 +35,7 @@ class LiveSequenceHandle:
         self._leave = leave
         self._before = before
         self._unread_answers = unread_answers
-        self._unread: deque[Delivery] = deque()
+        self._unread: list[Delivery] = []  # few, as a rule: an empty deque has room for 64
         self._reader: asyncio.Future[None] | None = None  # waits for more
         self._awaited = False  # the first unread one: it is not counted, because its reader is on the way
         self._fell_behind = False
@@ -48,7 +47,7 @@ class LiveSequenceHandle:
             while not self._unread:
                 self._reader = asyncio.get_running_loop().create_future()
                 await self._reader
-            delivery = self._unread.popleft()
+            delivery = self._unread.pop(0)
             if self._awaited:
                 self._awaited = False
             else:
@@ -92,7 +91,7 @@ class LiveSequenceHandle:
     def _keep(self, last: Delivery) -> None:
         """Keeps this delivery and no other."""
         if self._awaited:
-            self._unread.popleft()
+            self._unread.pop(0)
             self._awaited = False
         self._unread_answers.grow(self.share, -sum(map(bytes_of, self._unread)))
         self._unread.clear()

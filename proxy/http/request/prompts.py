@@ -18,6 +18,7 @@ from proxy.http.fields import Fields, Schema
 from proxy.http.market import Served
 from proxy.http.parameters import Anything, Flag, required
 from proxy.http.request.sampling import TOKEN_ID, GenerationParameters, checked_token_ids
+from proxy.http.request.shared_token_ids import shared_ids
 from proxy.http.request.worker_thread import beside_loop
 from proxy.http.security.admission import who
 from proxy.http.settings import texts_of
@@ -138,7 +139,7 @@ def known(fields: Fields, param: str, tokens: Sequence[int], spec: ModelSpec) ->
     vocabulary, highest = spec.manifest.vocab_size, max(tokens, default=0)
     if highest >= vocabulary:
         raise fields.invalid(param, f"has a token, {highest}, beyond the model's vocabulary of {vocabulary}")
-    return tuple(tokens)
+    return shared_ids(tokens)
 
 
 def needs_tokenizer(served: Served, param: str) -> TextModel:

@@ -27,6 +27,7 @@ from proxy.http.parameters import (
     refuse_unsupported,
 )
 from proxy.http.request.body import ModelBody
+from proxy.http.request.shared_token_ids import shared_ids
 from proxy.http.request_ids import is_request_id
 from proxy.http.structured.output_format import OutputFormat, OutputFormatBody, read_structured
 
@@ -269,7 +270,7 @@ def checked_token_ids(fields: Fields, name: str, values: Sequence[object], spec:
         if type(value) is not int or not 0 <= value < vocabulary:
             raise fields.invalid(name, f"must hold token ids in [0, {vocabulary}), not {shown(value)}")
         ids.append(value)
-    return tuple(ids)
+    return shared_ids(ids)
 
 
 def _read_stop(body: GenerationBody, served: Served) -> tuple[str, ...]:

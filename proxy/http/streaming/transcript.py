@@ -6,8 +6,8 @@ belong to a stop string, and a token's logprobs wait with its text.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from msgspec import Struct, structs
 
@@ -100,7 +100,7 @@ class Transcript:
         self._stop_token_ids = frozenset(stop_token_ids)
         self._min_tokens = min_tokens
         self._waiting_text = ""
-        self._waiting_tokens: deque[Scored] = deque()
+        self._waiting_tokens: list[Scored] = []
         self._sent = offset
         self._seen = offset
 
@@ -141,10 +141,9 @@ class Transcript:
     def _release(self, characters: int) -> Piece:
         text, self._waiting_text = self._waiting_text[:characters], self._waiting_text[characters:]
         self._sent += len(text)
-        tokens: list[Scored] = []
-        while self._waiting_tokens and self._is_final(self._waiting_tokens[0]):
-            tokens.append(self._waiting_tokens.popleft())
-        return Piece(text, tuple(tokens))
+        tokens = tuple(takewhile(self._is_final, self._waiting_tokens))
+        del self._waiting_tokens[: len(tokens)]
+        return Piece(text, tokens)
 
     def _is_final(self, token: Scored) -> bool:
         """Whether all its text is sent, and a later stop string cannot take it back."""

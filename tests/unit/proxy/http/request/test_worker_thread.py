@@ -67,7 +67,7 @@ def test_no_text_of_a_client_is_tokenized_or_rendered_in_this_process(path: str,
 
     text.__class__ = Elsewhere
     assert text.source() == source
-    behind = market(lambda prompt, sampling: [], text=text)
+    behind = market(lambda prompt, sampling: [asyncio.get_running_loop().create_future()], text=text)
 
     async def call(client: httpx.AsyncClient) -> int:
         asking = asyncio.create_task(client.post(path, json=body | {"model": "m"}))
