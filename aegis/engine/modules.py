@@ -19,7 +19,7 @@ from aegis.core.errors import ModelRefused
 from aegis.core.model import Manifest, ModelSpec
 from aegis.engine.accepted_layers import unsupported_layers
 from aegis.engine.gated_mlps import use_own_memory
-from aegis.engine.packed_linear import packed_at
+from aegis.engine.packed_linear import packed_at, product
 from aegis.engine.paged_attention import NAME
 from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.tensor_views import check_bound, dtype_named, tensor_at
@@ -27,6 +27,7 @@ from aegis.process.error_lines import flattened
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
+FEW_ROWS = 64
 
 COMPUTED_ELEMENTS_MAX = 1 << 22
 """Larger tensors of zeros or ones are weights, such as those of many experts."""
@@ -167,14 +168,17 @@ def use_onednn(module: torch.nn.Module) -> None:
 
     torch hands such products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
     on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten
-    microseconds more per call: small layers stay as they are, and middling ones where there is one row only. Other
-    dtypes reach oneDNN by themselves, but it puts a weight that is not packed in order anew for each product."""
+    microseconds more per call, and compiles a product for each number of rows, which takes half a millisecond: small
+    layers stay as they are, and middling ones where there is one row only, or many. Other dtypes reach oneDNN by
+    themselves, but it puts a weight that is not packed in order anew for each product."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
         return
     for layer in module.modules():
         if type(layer) is torch.nn.Linear and layer.weight.device.type == "cpu":
             size = layer.weight.numel() if layer.weight.dtype == torch.float32 else 0
-            if layer.weight.is_mkldnn or size >= MIDDLING_WEIGHT_ELEMENTS:
+            if layer.weight.is_mkldnn:
+                layer.forward = partial(product, weight=layer.weight, bias=layer.bias)  # type: ignore[method-assign]
+            elif size >= MIDDLING_WEIGHT_ELEMENTS:
                 layer.forward = _onednn(layer)  # type: ignore[method-assign, assignment]
             elif size >= SMALL_WEIGHT_ELEMENTS:
                 layer.forward = _by_rows(layer)  # type: ignore[method-assign, assignment]
@@ -189,6 +193,6 @@ def _by_rows(layer: torch.nn.Linear) -> Forward:
     width, weight, bias, several = layer.weight.shape[1], layer.weight, layer.bias, _onednn(layer)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, bias) if x.numel() == width else several(x)
+        return several(x) if width < x.numel() <= FEW_ROWS * width else linear(x, weight, bias)
 
     return forward

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from aegis.engine.packed_linear import pack, packed_linear, packs
+from aegis.engine.packed_linear import pack, packed_linear, packs, rounded_up
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 
@@ -14,7 +14,7 @@ def _weight(seed: int, dtype: torch.dtype, shape: tuple[int, int] = (320, 192)) 
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("rows", [1, 3, 40, 65])
 def test_bytes_may_change_beneath_a_layer(dtype: torch.dtype, rows: int) -> None:
     weights = [_weight(seed, dtype) for seed in (1, 2)]
     if not packs(weights[0]):
@@ -28,6 +28,23 @@ def test_bytes_may_change_beneath_a_layer(dtype: torch.dtype, rows: int) -> None
         memory.copy_(content)
         torch.testing.assert_close(layer(x, weight), linear(x, weight), atol=TOLERANCE[dtype], rtol=0.01)
         torch.testing.assert_close(layer(x, weight, bias), linear(x, weight, bias), atol=TOLERANCE[dtype], rtol=0.01)
+
+
+@pytest.mark.parametrize("shape", [(17, 192), (1, 70, 192), (3, 7, 192), (0, 192)])
+def test_inputs_of_any_shape_are_multiplied(shape: tuple[int, ...]) -> None:
+    weight = _weight(1, torch.float32)
+    description, packed = pack(weight)
+    layer = packed_linear(packed.data_ptr(), (320, 192), "float32", description)
+    x, bias = _weight(2, torch.float32, shape), _weight(3, torch.float32, (1, 320))[0]
+    found = layer(x, weight, bias)
+    torch.testing.assert_close(found, linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+    assert found.is_contiguous()
+
+
+def test_few_numbers_of_rows_are_multiplied() -> None:
+    of_passes = {rounded_up(rows) for rows in range(1, 513)}
+    assert len(of_passes) == 27
+    assert all(rows <= rounded_up(rows) <= max(1.9 * rows, 16) for rows in range(1, 2000))
 
 
 def test_what_is_no_matrix_of_floats_is_not_packed() -> None:

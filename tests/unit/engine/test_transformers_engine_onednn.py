@@ -17,7 +17,7 @@ def test_the_sizes_used_here_are_middling_and_large() -> None:
 @torch.inference_mode()
 def test_computes_what_torch_computes(width: int, bias: bool) -> None:
     layer = torch.nn.Linear(width, width, bias=bias)
-    inputs = [torch.randn(*shape, width) for shape in ((1, 1), (8, 1), (1, 40), (3,))]
+    inputs = [torch.randn(*shape, width) for shape in ((1, 1), (8, 1), (1, 40), (3,), (1, 90))]
     expected = [layer(x) for x in inputs]
     use_onednn(torch.nn.Sequential(layer))
     for x, y in zip(inputs, expected, strict=True):
