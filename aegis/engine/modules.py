@@ -27,7 +27,7 @@ from aegis.process.error_lines import flattened
 
 SMALL_WEIGHT_ELEMENTS = 1 << 16
 MIDDLING_WEIGHT_ELEMENTS = 1 << 19
-FEW_ROWS = 64
+FEW_ROWS = 16
 
 COMPUTED_ELEMENTS_MAX = 1 << 22
 """Larger tensors of zeros or ones are weights, such as those of many experts."""
