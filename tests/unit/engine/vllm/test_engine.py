@@ -16,8 +16,10 @@ from aegis.core.errors import ModelRefused
 from aegis.core.ids import ModelId, RequestId
 from aegis.core.request import Sampling
 from aegis.engine.engines import Engines
+from aegis.engine.passes import PASS_TOKENS
+from aegis.engine.protocol import StepRow
 from aegis.engine.vllm.version import refusal
-from tests.unit.engine.generation import Generation, begin, step
+from tests.unit.engine.generation import GREEDY, Generation, begin, step
 from tests.unit.engine.images import Arena, Built, build
 
 if reason := refusal():
@@ -137,6 +139,26 @@ def test_equals_transformers_where_rows_are_not_of_eights(tmp_path: Path) -> Non
     assert run.ids == built.greedy(run.prompt, NEW_TOKENS)
 
 
+def test_a_step_of_several_passes_equals_transformers(llama: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PASS_TOKENS, "cpu", 8)
+    engine, memory = attached(llama)
+    runs = [begin(engine, memory, llama, i, prompt, room=NEW_TOKENS) for i, prompt in enumerate(prompts(12))]
+    joining = Generation(llama.spec.model, RequestId(9), prompts(13)[4], memory.take(llama.manifest.kv, 90))
+    engine.start(joining.model, joining.request, joining.prompt, (), GREEDY)
+    rows = [
+        runs[0].row(),
+        StepRow(joining.request, joining.prompt, 0, joining.blocks),
+        *(run.row() for run in runs[1:]),
+    ]
+    made = engine.step(llama.spec.model, rows)
+    for run, sampled in zip([runs[0], joining, *runs[1:]], made, strict=True):
+        assert sampled is not None
+        run.tokens.append(sampled.token)
+    step(engine, [*runs, joining], 5)
+    for run in (*runs, joining):
+        assert run.ids == llama.greedy(run.prompt, len(run.ids))
+
+
 def test_models_take_turns_in_the_same_weight_memory_while_kv_leaves_and_returns(llama: Built, qwen: Built) -> None:
     weights = np.zeros(max(len(llama.image), len(qwen.image)), dtype=np.uint8)
     memory, models = arena(), (llama, qwen)
@@ -195,7 +217,11 @@ def test_both_engines_serve_in_one_process(llama: Built, tmp_path: Path) -> None
     engine.detach(llama.spec.model)
 
 
-def test_logprobs_are_those_of_the_raw_distribution(llama: Built) -> None:
+@pytest.mark.parametrize("pass_tokens", [8, 512])
+def test_logprobs_are_those_of_the_raw_distribution(
+    llama: Built, pass_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PASS_TOKENS, "cpu", pass_tokens)
     engine, memory = attached(llama)
     prompt = prompts(9)[3]
     sampling = Sampling(max_tokens=9, temperature=0.7, top_k=3, logprobs=4, prompt_logprobs=2)
