@@ -1,4 +1,5 @@
-"""Cuts a step into forward passes, so that its activations take no more memory however many tokens it has.
+"""Cuts a step into forward passes, so that its activations take no more memory however many tokens it has. Models
+whose KV depends on the length of the prompt (`Engine.extends`) are not cut.
 
 A pass of some hundred tokens keeps a core as busy as a longer one, a pass of some thousand a GPU. Activations of a
 longer one would be the largest memory of an instance that nobody planned.
@@ -16,7 +17,7 @@ from aegis.engine.protocol import StepRow
 PASS_TOKENS = {"cpu": 512, "cuda": 8192}
 """The most tokens of prompts in a pass, by the kind of device."""
 
-REPORTED_BYTES = 64 << 20
+REPORTED_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 """The most memory of the logits of a pass all of whose tokens are reported."""
 
 _SHORTEST = 2  # a part of one token would pass for a row that decodes
@@ -53,6 +54,6 @@ def _parts(row: StepRow, most: int) -> Iterator[StepRow]:
     yield structs.replace(row, tokens=tokens[begin:], start=row.start + begin) if begin else row
 
 
-def reported_tokens(vocabulary: int, most: int) -> int:
-    """Of a pass all of whose tokens are reported, each by float32 logits of the vocabulary."""
-    return max(min(REPORTED_BYTES // (4 * vocabulary), most), 2 * _SHORTEST)
+def reported_tokens(vocabulary: int, device: str) -> int:
+    """The most tokens of a pass all of which are reported, each by float32 logits of the vocabulary."""
+    return max(min(REPORTED_BYTES[device] // (4 * vocabulary), PASS_TOKENS[device]), 2 * _SHORTEST)

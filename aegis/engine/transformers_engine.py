@@ -166,7 +166,7 @@ class TransformersEngine(SamplingEngine):
     def _reported(self, attached: _Attached, row: StepRow) -> Sampled:
         """Prefills the row and samples, and reports the logprobs of its prompt."""
         vocabulary = attached.module.config.get_text_config().vocab_size
-        most = reported_tokens(vocabulary, self._pass_tokens) if attached.extends else len(row.tokens)
+        most = reported_tokens(vocabulary, self._device.type) if attached.extends else len(row.tokens)
         prompt = list[Token]()
         logits = torch.empty(0)
         for ((_, part),) in passes([row], most):

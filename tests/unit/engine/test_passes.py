@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from aegis.core.ids import RequestId
 from aegis.core.request import Sampling
-from aegis.engine import passes as cutting
-from aegis.engine.passes import PASS_TOKENS, passes, reported_tokens
+from aegis.engine.passes import PASS_TOKENS, REPORTED_BYTES, passes, reported_tokens
 from aegis.engine.protocol import StepRow
 from tests.unit.engine.generation import begin
 from tests.unit.engine.test_shared_steps import LENGTHS, check, drawn
@@ -65,7 +64,7 @@ def test_a_step_of_several_passes_equals_transformers(
 
 def test_a_prompt_is_reported_pass_by_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = make("llama", tmp_path / "llama")
-    monkeypatch.setattr(cutting, "REPORTED_BYTES", TOKENS * 4 * built.reference.config.vocab_size)
+    monkeypatch.setitem(REPORTED_BYTES, "cpu", TOKENS * 4 * built.reference.config.vocab_size)
     engine, arena = attached(built)
     prompt = drawn(41, 1)
     run = begin(engine, arena, built, 1, prompt, room=2, sampling=Sampling(max_tokens=2, prompt_logprobs=1))
@@ -78,7 +77,8 @@ def test_a_prompt_is_reported_pass_by_pass(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_logits_that_are_reported_have_a_bound_whatever_the_vocabulary() -> None:
-    assert 4 * 152_000 * reported_tokens(152_000, 8192) <= cutting.REPORTED_BYTES
-    assert reported_tokens(1000, 512) == 512
-    assert reported_tokens(1 << 30, 512) == 4
+@pytest.mark.parametrize("device", PASS_TOKENS)
+def test_logits_that_are_reported_have_a_bound_whatever_the_vocabulary(device: str) -> None:
+    assert 4 * 152_000 * reported_tokens(152_000, device) <= REPORTED_BYTES[device]
+    assert reported_tokens(1000, device) == PASS_TOKENS[device]
+    assert reported_tokens(1 << 30, device) == 4
