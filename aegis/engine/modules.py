@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
@@ -25,9 +24,8 @@ from aegis.engine.quantised.layers import replace_layers
 from aegis.engine.tensor_views import check_bound, dtype_named, tensor_at
 from aegis.process.error_lines import flattened
 
-SMALL_WEIGHT_ELEMENTS = 1 << 16
-MIDDLING_WEIGHT_ELEMENTS = 1 << 19
-FEW_ROWS = 16
+ONEDNN_ELEMENTS_MIN = 1 << 19
+"""Of a weight in float32."""
 
 COMPUTED_ELEMENTS_MAX = 1 << 22
 """Larger tensors of zeros or ones are weights, such as those of many experts."""
@@ -39,8 +37,6 @@ _INITIALISING = ("torch.nn.init", "transformers.initialization")
 _AHEAD_MAX = 512
 
 _ahead: dict[tuple[str, str], PreTrainedModel] = {}  # by directory and fingerprint, the oldest first
-
-Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 def build_ahead(encoded: bytes) -> None:
@@ -163,36 +159,17 @@ def _forget_values(module: torch.nn.Module) -> None:
 
 
 def use_onednn(module: torch.nn.Module) -> None:
-    """Replaces the `forward` of every plain linear layer in float32, or whose weight is packed. Weights must be bound
-    before and stay bound.
+    """Replaces the `forward` of every plain linear layer whose weight is packed, or is in float32 and large. Weights
+    must be bound before and stay bound.
 
-    torch hands such products on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than oneDNN's
-    on processors that are not Intel's. oneDNN's operator reads the weight where it lies, but costs some ten
-    microseconds more per call, and compiles a product for each number of rows, which takes half a millisecond: small
-    layers stay as they are, and middling ones where there is one row only, or many. Other dtypes reach oneDNN by
-    themselves, but it puts a weight that is not packed in order anew for each product."""
+    torch hands products in float32 on the CPU to MKL, whose kernels for a few rows are 1.3 to 2.3 times slower than
+    oneDNN's on processors that are not Intel's. oneDNN's operator costs ten to forty microseconds more per call, and
+    half a MiB for each number of rows: small layers stay as they are. Other dtypes reach oneDNN by themselves, but it
+    puts a weight that is not packed in order anew for each product."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):  # torch was built without oneDNN
         return
     for layer in module.modules():
         if type(layer) is torch.nn.Linear and layer.weight.device.type == "cpu":
-            size = layer.weight.numel() if layer.weight.dtype == torch.float32 else 0
-            if layer.weight.is_mkldnn:
+            large = layer.weight.dtype == torch.float32 and layer.weight.numel() >= ONEDNN_ELEMENTS_MIN
+            if layer.weight.is_mkldnn or large:
                 layer.forward = partial(product, weight=layer.weight, bias=layer.bias)  # type: ignore[method-assign]
-            elif size >= MIDDLING_WEIGHT_ELEMENTS:
-                layer.forward = _onednn(layer)  # type: ignore[method-assign, assignment]
-            elif size >= SMALL_WEIGHT_ELEMENTS:
-                layer.forward = _by_rows(layer)  # type: ignore[method-assign, assignment]
-
-
-def _onednn(layer: torch.nn.Linear) -> Forward:
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    return partial(operator, W=layer.weight, B=layer.bias, attr="none", scalars=[], algorithm="")
-
-
-def _by_rows(layer: torch.nn.Linear) -> Forward:
-    width, weight, bias, several = layer.weight.shape[1], layer.weight, layer.bias, _onednn(layer)
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return several(x) if width < x.numel() <= FEW_ROWS * width else linear(x, weight, bias)
-
-    return forward

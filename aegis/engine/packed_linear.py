@@ -6,8 +6,8 @@ copy. How they are packed depends on torch's oneDNN and on the processor, so an 
 
 torch has no way from Python to make an oneDNN tensor over given memory; its C interface for compiled models has.
 
-oneDNN compiles a product for each number of rows. In bfloat16 that takes one to nine milliseconds, often longer than
-the product, and half a MiB. So numbers of rows are rounded up.
+oneDNN compiles a product for each number of rows. That takes half a millisecond, in bfloat16 one to nine, often longer
+than the product, and half a MiB. So numbers of rows are rounded up.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bytes_of(packed: torch.Tensor) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`linear` with a packed weight."""
+    """`linear` by oneDNN, with a weight that is packed or lies in rows."""
     run = torch.ops.mkldnn._linear_pointwise.default
     *shape, width = x.shape
     count = prod(shape)
