@@ -23,10 +23,10 @@ from aegis.models.served import ARCHITECTURES, FORMS, Outcome
 from bench.common.provenance import RESULTS
 from bench.interference.picture import svg
 from bench.interference.suite import Timeline
-from bench.report.figure_tables import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
-from bench.report.headlines import headlines
-from bench.report.market_tables import cells, overload
-from bench.report.result_tables import crossings, files, goodput, markdown, results
+from bench.tables.figures import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
+from bench.tables.headlines import headlines
+from bench.tables.markets import cells, overload
+from bench.tables.results import crossings, files, goodput, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (("memory", "device"), ("memory", "floor"), ("memory", "host"), ("memory", "slab"), ("server", "body_max"))

@@ -1,4 +1,4 @@
 """`aegis bench report` and `aegis bench timeline`: the files of runs as one HTML page and as a trace.
 
-The command line calls it; `docs/generate.py` takes `result_tables` from it, and `bench.plan` takes `usage`.
+The command line calls it, and `bench.plan` takes `usage` from it.
 """

@@ -68,7 +68,7 @@ def test_what_is_imported_is_what_was_installed(installed: Path, tmp_path: Path)
     names = [
         *PACKAGES,
         "aegis.config.sources",
-        "bench.report.result_tables",
+        "bench.tables.results",
         "decode.policies.weighted_round_robin",
         "memory.pages",
         "prefill.policies.grouped_fcfs",

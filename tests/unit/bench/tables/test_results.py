@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.common.provenance import digest
-from bench.report.result_tables import SUITES, crossings, files, goodput, results
+from bench.tables.results import SUITES, crossings, files, goodput, results
 
 DECODE: dict[str, Any] = {
     "checkpoint": "tiny",

@@ -17,6 +17,7 @@ from bench.common.provenance import RESULTS
 from bench.simulate.contenders import OURS
 from bench.simulate.goodput import MUXWISE, MUXWISE_LIVE
 from bench.simulate.sweep import Crossing
+from bench.tables.missed_bars import reason_of
 
 Columns = Mapping[str, Callable[[Any], str]]
 """Title → text of a case."""
@@ -275,63 +276,11 @@ _SLOWDOWN_MAX = 1.35
 _UNCHANGED, _CHANGED, _UNKNOWN = "unchanged", "changed since", "unknown"
 
 
-_ROOFLINE = "chunks of 768 tokens keep 50 ms by the roofline; the paper had to take 256"
-_UNSTEADY = "answers last for many minutes and requests come for one, so batches only grow"
-_ONE_BY_ONE = "its prompts run one by one here; SGLang prefills batches of them"
-_HALF = "a prompt that begins beside a decode keeps half of the GPUs until it ends"
-_LAYERS = "`muxwise` goes by a profile, and stops prompts between layers at no cost"
-_ESTIMATES = "estimates of pieces at that depth err by up to a fifth"
-_EACH_PIECE = (
-    "each piece, of half a gap target, reads all weights and gathers all KV before it: 35 of its 115 ms at 12 000"
-)
-
-MISSED = {
-    "bfloat16: ratio": "the engine alone reaches 1.6 to 1.8; the rest of a request's time is the same for both",
-    "float32: ratio": "the engine alone reaches 1.6 to 1.8; the rest of a request's time is the same for both",
-    "overhead over the system calls, 64 in a row": "by less than the machine's noise that day",
-    "overhead over the system calls, 64 scattered": "pages that are not adjacent are booked and mapped one by one",
-    "loogle/llama-3-70b/a100x8/chunked-prefill": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
-    "loogle/llama-3-70b/a100x8/nanoflow": "a chunk of 256 has 44 % of the speed of 4 096, as in Figure 6 (a)",
-    "loogle/llama-3-70b/a100x8/loongserve": _HALF,
-    "mux-sharegpt/llama-3-70b/a100x8/nanoflow": "nano-batches pay a step's 43 ms twice, as in Table 4; not confirmed",
-    "mux-sharegpt/llama-3-70b/a100x8/loongserve": "its engine is taken to be as fast as SGLang's; Table 3 says half",
-    "mux-sharegpt/llama-3-70b/a100x8/sglang-pd": _ONE_BY_ONE,
-    "conversation/llama-3-70b/a100x8/muxwise: TTFT": _LAYERS,
-    "openthoughts/llama-3-70b/a100x8/chunked-prefill": _UNSTEADY,
-    "openthoughts/llama-3-70b/a100x8/nanoflow": _UNSTEADY,
-    "openthoughts/llama-3-70b/a100x8/muxwise: TTFT": _LAYERS,
-    "tool-agent/llama-3-8b/a100x8/chunked-prefill": _ROOFLINE,
-    "tool-agent/llama-3-8b/a100x8/nanoflow": _ROOFLINE,
-    "tool-agent/llama-3-70b/a100x8/loongserve": _HALF,
-    "tool-agent/llama-3-70b/a100x8/sglang-pd": _ONE_BY_ONE,
-    "tool-agent/llama-3-70b/a100x8/muxwise: TTFT": _LAYERS,
-    "4000 other: p99_gap_s": "by less than a millisecond",
-    "12000 same: p99_gap_s": _ESTIMATES,
-    "12000 other: p99_gap_s": _ESTIMATES,
-    "512 same: slowdown": "by a hundredth; 1.21 in seven runs after these three",
-    "512 other: slowdown": _EACH_PIECE,
-    "4000 other: slowdown": _EACH_PIECE,
-    "12000 same: slowdown": _EACH_PIECE,
-    "12000 other: slowdown": _EACH_PIECE,
-    "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
-    "gap as made, p99": "turns lasted for half a second at most, so there was less to smooth",
-    "live overload: health": "the loop has to wait for a core",
-    "live overload: goodput": "no fall: even more are on time at 8 ×; at 4 × it is 1.00 of the most up to there",
-    "live overload: metrics": "9 ms of processor time on a loop that has to wait for a core",
-    "live overload: cancels": "the loop has to wait for a core",
-    "live overload: memory": "once prompts have shared steps, also at half of the load that it can serve, an instance "
-    "keeps some 50 MiB more, and an open request takes some 55 KiB of the proxy",
-    "swap-out of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
-    "swap-in of 64 blocks or more ÷ memcpy, worst": "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0",
-}
-"""The reasons why figures missed their bars; the table of a figure without one says that it isn't explained."""
-
-
 def wanted(figure: Mapping[str, Any]) -> str:
     """The bar of a figure and, if the figure misses it, that it does and why."""
     if figure["ok"] is not False:
         return figure["wanted"]  # type: ignore[no-any-return]
-    return f"{figure['wanted']} **missed**: {MISSED.get(figure['name'], 'not explained')}"
+    return f"{figure['wanted']} **missed**: {reason_of(figure['name'])}"
 
 
 def _limit(decision: Mapping[str, Any]) -> str:
@@ -371,15 +320,12 @@ def _missed_live(run: Mapping[str, Any], bar: str) -> str:
     """The run says which bars it missed; those of rivals are none."""
     if bar not in run["missed"]:
         return ""
-    why = MISSED.get(f"live overload: {bar}", "not explained")
-    if "refusing" in run["contender"]:
-        why = MISSED.get(f"live overload, refusing: {bar}", why)
-    return f" **missed**: {why}"
+    return f" **missed**: {reason_of(f'live overload: {bar}')}"
 
 
 def _missed(cell: Mapping[str, Any], name: str) -> str:
     figure = f"{cell['prompt_tokens']} {cell['to']}: {name}"
-    return f" **missed**: {MISSED.get(figure, 'not explained')}"
+    return f" **missed**: {reason_of(figure)}"
 
 
 def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -457,12 +403,12 @@ def _contender(panel: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]
     else:
         missed = bool(ratio and published and abs(ratio / published - 1) > _WITHIN)
     if missed:
-        reason = MISSED.get(f"{panel['panel']}/{name}", "not explained")
+        reason = reason_of(f"{panel['panel']}/{name}")
         wanted = f"{wanted} **missed**: {reason}"
     ttft_ms, gap_ms, ours_ms = at.get("ttft_p99_ms"), at.get("tbt_p99_ms"), result.get("ours_ttft_p99_ms")
     ours = "" if ours_ms is None else f"{ours_ms / 1e3:.2f}"
     if name in (MUXWISE.name, MUXWISE_LIVE.name) and ours_ms and ttft_ms and ours_ms > _TTFT_MAX * ttft_ms:
-        reason = MISSED.get(f"{panel['panel']}/{name}: TTFT", "not explained")
+        reason = reason_of(f"{panel['panel']}/{name}: TTFT")
         ours = f"{ours} **missed**, at most {_TTFT_MAX:g} × its: {reason}"
     return [
         panel["panel"],

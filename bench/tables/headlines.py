@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from bench.common.provenance import RESULTS
-from bench.report.result_tables import markdown
 from bench.simulate.contenders import OURS
+from bench.tables.results import markdown
 
 _LOAD = 4.0
 _LONG_TOKENS = 12_000

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from bench.report.headlines import headlines
+from bench.tables.headlines import headlines
 
 
 def test_what_has_a_result_has_a_row(tmp_path: Path) -> None:

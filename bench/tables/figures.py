@@ -11,30 +11,15 @@ from typing import Any
 import msgspec
 
 from bench.common.provenance import RESULTS
-from bench.report.result_tables import markdown, where
 from bench.simulate.prism.claims import lines
 from bench.simulate.references import CLAIMS
 from bench.simulate.sweep import Crossing
+from bench.tables.missed_bars import reason_of_claim
+from bench.tables.results import markdown, where
 
 _NOTHING = "Nothing has been simulated yet; the command above does it."
 
 _PERCENTILES = (25, 50, 75, 99)
-
-_PROMPTS_FIRST = (
-    "in all of these policies prompts come first and KV leaves for them, whatever memory there is; see tokens/s"
-)
-_MOVED = (
-    "memory holds all models: a policy that keeps them loaded never waits; one that moves or unloads one loads it again"
-)
-
-REASONS: Sequence[tuple[str, str]] = (
-    ("market/load: no rival", _PROMPTS_FIRST),
-    ("market/gpus: no rival", _PROMPTS_FIRST),
-    ("arena/", _MOVED),
-    ("market/x", _MOVED),
-)
-"""Why claims of the paper do not hold here, by how their texts begin."""
-
 
 Panels = Sequence[Mapping[str, Any]]
 
@@ -179,11 +164,7 @@ def _claims(measured: Mapping[str, Any]) -> list[str]:
 def _verdict(claim: Mapping[str, Any]) -> str:
     if claim["held"] is None:
         return "cannot be told"
-    return "held" if claim["held"] else f"**missed**: {_reason(claim['says'])}"
-
-
-def _reason(says: str) -> str:
-    return next((reason for start, reason in REASONS if says.startswith(start)), "not explained")
+    return "held" if claim["held"] else f"**missed**: {reason_of_claim(claim['says'])}"
 
 
 def _head(name: str, measured: Mapping[str, Any]) -> str:

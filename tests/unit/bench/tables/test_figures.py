@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.report.figure_tables import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
+from bench.tables.figures import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
 
 HEAD = {"title": "A figure", "form": "shares", "claims": []}
 

@@ -10,7 +10,6 @@ from statistics import median
 import msgspec
 
 from bench.common.provenance import RESULTS
-from bench.report.result_tables import markdown, where
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import SPLITS, on_split
 from bench.simulate.contenders import OURS, UNDIVIDED
@@ -18,26 +17,14 @@ from bench.simulate.overload.figures import LEAST_RATIO, Measured, OverloadCell,
 from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.overload.suite import REFUSING
 from bench.simulate.tuning import described
+from bench.tables.missed_bars import reason_of
+from bench.tables.results import markdown, where
 
 _AHEAD = 1.15
 _MEDIAN_AHEAD = 1.4
 """Of the best rival's models, at least so many times as many: in each cell, and in the median."""
 _TTFT_OVER = 2.0
 """Of `overload`: times that of the rival with the most tokens on time."""
-
-_PUT_OFF = "batches put off wait for turns in a tenth of the time; `--refuse-late` refuses instead"
-
-_FULL = "at 0.5 requests per second GPUs compute nearly all the time, and lanes gain a quarter"
-
-MISSED = {
-    "cells: median": _FULL,
-    "overload: TTFT": _PUT_OFF,
-    **{
-        f"overload: TTFT/{rival}": "it fails requests of models without a place, and keeps others' weights loaded"
-        for rival in ("muxserve", "muxserve++", "s-partition")
-    },
-}
-"""The reasons why figures missed their bars; that of one without a reason is not explained."""
 
 
 def cells(directory: Path = RESULTS) -> str:
@@ -62,14 +49,14 @@ def _behind(cells: Iterable[CellFigures]) -> str:
     ratios = [cell.ratio for cell in cells if cell.ratio is not None]
     if not ratios or median(ratios) >= _MEDIAN_AHEAD:
         return ""
-    return f"; the median **missed** {_MEDIAN_AHEAD:g}: {MISSED['cells: median']}"
+    return f"; the median **missed** {_MEDIAN_AHEAD:g}: {reason_of('cells: median')}"
 
 
 def _cell(cell: CellFigures) -> list[str]:
     medians = {each.contender: str(each.median) for each in cell.contenders}
     best, ratio = cell.best_rival or "", "" if cell.ratio is None else f"{cell.ratio:.2f}"
     if cell.ratio is not None and cell.ratio < _AHEAD:
-        ratio = f"{cell.ratio:.4f} **missed**, at least {_AHEAD:g}: {MISSED.get(f'cells/{best}', 'not explained')}"
+        ratio = f"{cell.ratio:.4f} **missed**, at least {_AHEAD:g}: {reason_of(f'cells/{best}')}"
     names = (OURS, UNDIVIDED, on_split(OURS, next(iter(SPLITS))), best)
     figures = [medians.get(name, "") for name in names]
     found = next((each.found for each in cell.contenders if each.contender == best), [])
@@ -102,10 +89,10 @@ def _overload_row(cell: OverloadCell) -> list[str]:
     theirs, name = ("", "") if rival is None else (f"{100 * rival.figures.on_time:.1f}", f"`{rival.contender}`")
     ratios = ["" if each is None else f"{each:.2f}" for each in (cell.ratio, cell.ttft_ratio)]
     if cell.ratio is not None and cell.ratio < LEAST_RATIO:
-        reason = MISSED.get(f"{OVERLOAD}/{cell.best_rival}", "not explained")
+        reason = reason_of(f"{OVERLOAD}/{cell.best_rival}")
         ratios[0] = f"{cell.ratio:.3f} **missed**, at least {LEAST_RATIO:g}: {reason}"
     if cell.ttft_ratio is not None and cell.ttft_ratio > _TTFT_OVER:
-        reason = MISSED.get(f"{OVERLOAD}: TTFT/{cell.best_rival}", MISSED[f"{OVERLOAD}: TTFT"])
+        reason = reason_of(f"{OVERLOAD}: TTFT/{cell.best_rival}", f"{OVERLOAD}: TTFT")
         ratios[1] = f"{ratios[1]} **missed**, at most {_TTFT_OVER:g}: {reason}"
     undivided = by_name.get(UNDIVIDED)
     alone = "" if undivided is None else f"{100 * undivided.figures.on_time:.1f}"
