@@ -25,7 +25,7 @@ from bench.interference.picture import svg
 from bench.interference.suite import Timeline
 from bench.tables.figures import ends, figure, fragmentation, prism, stages, switch_times, switches, utilisation
 from bench.tables.headlines import headlines
-from bench.tables.markets import cells, overload
+from bench.tables.markets import cells, overload, overload_rivals
 from bench.tables.results import crossings, files, goodput, markdown, results
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,7 +139,7 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "docs/configuration.md": {"keys": keys},
     "docs/lifecycle.md": {"lifecycle": lifecycle},
     "docs/policy.md": {"cells": cells},
-    "docs/simulate.md": {"overload": overload},
+    "docs/simulate.md": {"overload": overload, "overload-rivals": overload_rivals},
     "docs/figures.md": {
         "switches": partial(figure, "fig7", switches),
         "fig11c": partial(figure, "fig11c", ends),

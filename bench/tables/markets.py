@@ -12,7 +12,7 @@ import msgspec
 from bench.common.provenance import RESULTS
 from bench.simulate.cells.figures import CellFigures, summary
 from bench.simulate.cells.suites import SPLITS, on_split
-from bench.simulate.contenders import OURS, UNDIVIDED
+from bench.simulate.contenders import OURS, UNDIVIDED, Contender, rivals
 from bench.simulate.overload.figures import LEAST_RATIO, Measured, OverloadCell, ttft_over
 from bench.simulate.overload.suite import NAME as OVERLOAD
 from bench.simulate.overload.suite import REFUSING
@@ -76,6 +76,25 @@ def overload(directory: Path = RESULTS) -> str:
     heads = ("cell", *ours, "undivided, %", "best rival, %", "", *last)
     rows = [_overload_row(cell) for cell in found]
     return f"**{measured['title']}** ({where(OVERLOAD, measured)})\n\n{markdown(heads, rows)}\n\n{measured['summary']}"
+
+
+def overload_rivals(directory: Path = RESULTS) -> str:
+    """One table of what each rival of `--suite overload` has on time: a row for each cell, a column for each rival."""
+    file = directory / f"{OVERLOAD}.json"
+    measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cells": []}
+    everyone = [each for each in rivals() if each.rival]
+    rows = [
+        [cell.cell, *(_share(each, cell) for each in everyone)]
+        for cell in msgspec.convert(measured["cells"], list[OverloadCell])
+    ]
+    return markdown(("cell", *(f"`{each.name}`" for each in everyone)), rows)
+
+
+def _share(rival: Contender, cell: OverloadCell) -> str:
+    known = next((each for each in cell.contenders if each.contender == rival.name), None)
+    if known is None:
+        return ""
+    return f"{100 * known.figures.on_time:.1f}" + ("" if known.tuned or not rival.knobs else "*")
 
 
 def _overload_row(cell: OverloadCell) -> list[str]:

@@ -10,7 +10,7 @@ from bench.simulate.cells.search import SearchResult
 from bench.simulate.overload.figures import LoadFigures, Measured, OverloadCell
 from bench.simulate.sweep import Crossing
 from bench.simulate.tuning import Tuned
-from bench.tables.markets import cells, overload
+from bench.tables.markets import cells, overload, overload_rivals
 
 HEAD = {"commit": "1234567", "date": "2025-06-01", "machine": "X, 2 cores", "code": "another"}
 
@@ -82,6 +82,9 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
     assert "| 2.04 **missed**, at most 2: batches put off wait" in lines[6]
     assert "| 0.975 **missed**, at least 0.98: not explained | 0.50 |" in lines[7]
     assert lines[-1] == "all told"
+    heads, _, *rows = (row.split("|") for row in overload_rivals(tmp_path).splitlines())
+    columns = [heads.index(f" `{name}` ") for name in ("aegaeon", "qlm")]
+    assert [[row[at].strip() for at in columns] for row in rows] == [["50.0", ""], ["", ""], ["50.0", ""], ["50.0", ""]]
 
 
 def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
