@@ -14,7 +14,6 @@ _HALF = "a prompt that begins beside a decode keeps half of the GPUs until it en
 _LAYERS = "`muxwise` goes by a profile, and stops prompts between layers at no cost"
 _PUT_OFF = "batches put off wait for turns in a tenth of the time; `--refuse-late` refuses instead"
 _WITHOUT_PLACE = "it fails requests of models without a place, and keeps others' weights loaded"
-_WAITS_FOR_CORE = "the loop has to wait for a core"
 _SCATTERED = "scattered blocks of 16 KiB; from 256 KiB on 0.89 to 1.0"
 
 MISSED: Mapping[str, str] = {
@@ -40,10 +39,6 @@ MISSED: Mapping[str, str] = {
     "512 same: slowdown": "by a hundredth; 1.21 in seven runs after these three",
     "chat: added to a request, p99": "by a hundredth, where requests are written to Redis; 0.23 to 0.29 in five runs",
     "gap as made, p99": "turns lasted for half a second at most, so there was less to smooth",
-    "live overload: health": _WAITS_FOR_CORE,
-    "live overload: cancels": _WAITS_FOR_CORE,
-    "live overload: memory": "once prompts have shared steps, also at half of the load that it can serve, an instance "
-    "keeps some 50 MiB more, and an open request takes some 55 KiB of the proxy",
     "swap-out of 64 blocks or more ÷ memcpy, worst": _SCATTERED,
     "swap-in of 64 blocks or more ÷ memcpy, worst": _SCATTERED,
     "overload: TTFT": _PUT_OFF,

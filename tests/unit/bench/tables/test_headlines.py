@@ -21,11 +21,14 @@ def test_what_has_a_result_has_a_row(tmp_path: Path) -> None:
     ]
 
 
-def test_of_loads_that_is_told_which_is_judged_and_nobody_is_left_out(tmp_path: Path) -> None:
+def test_loads_up_to_the_one_that_is_judged_are_told_and_nobody_is_left_out(tmp_path: Path) -> None:
     runs = [
         {"contender": name, "factor": factor, "saw": {"good_tokens_per_s": factor * good}}
         for name, good in (("least-slack", 200.0), ("least-slack, refusing", 150.0), ("x", 300.0))
-        for factor in (2.0, 4.0)
+        for factor in (0.5, 1.0, 2.0, 4.0, 8.0)
     ]
     (tmp_path / "overload_live.json").write_text(json.dumps({"runs": runs}))
-    assert headlines(tmp_path).splitlines()[2].endswith(" on 2 cores | 800 | `x` 1200 |")
+    assert headlines(tmp_path).splitlines()[2:] == [
+        "| tokens/s on time at 1, 2 and 4 times what two instances can do, live, on 2 cores "
+        "| 200, 400, 800 | `x` 300, 600, 1200 |"
+    ]
