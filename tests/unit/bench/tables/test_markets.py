@@ -11,6 +11,7 @@ from bench.simulate.overload.figures import LoadFigures, Measured, OverloadCell
 from bench.simulate.sweep import Crossing
 from bench.simulate.tuning import Tuned
 from bench.tables.markets import cells, overload, overload_rivals
+from bench.tables.missed_bars import reason_of
 
 HEAD = {"commit": "1234567", "date": "2025-06-01", "machine": "X, 2 cores", "code": "another"}
 
@@ -85,6 +86,8 @@ def test_what_is_on_time_under_too_much_load_is_one_table(tmp_path: Path) -> Non
     heads, _, *rows = (row.split("|") for row in overload_rivals(tmp_path).splitlines())
     columns = [heads.index(f" `{name}` ") for name in ("aegaeon", "qlm")]
     assert [[row[at].strip() for at in columns] for row in rows] == [["50.0", ""], ["", ""], ["50.0", ""], ["50.0", ""]]
+    (tmp_path / "overload.json").write_text(json.dumps(content | {"cells": msgspec.to_builtins(found[3:])}))
+    assert overload(tmp_path).endswith(f"all told **missed**: {reason_of('overload: median')}")
 
 
 def test_cells_that_nobody_searched_are_said_to_be_none(tmp_path: Path) -> None:
