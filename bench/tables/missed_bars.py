@@ -41,6 +41,7 @@ MISSED: Mapping[str, str] = {
     "gap as made, p99": "turns lasted for half a second at most, so there was less to smooth",
     "swap-out of 64 blocks or more ÷ memcpy, worst": _SCATTERED,
     "swap-in of 64 blocks or more ÷ memcpy, worst": _SCATTERED,
+    "overload: median": "were every token on time in every cell, it would be 1.13 against these rivals",
     "overload: TTFT": _PUT_OFF,
     "overload: TTFT/muxserve": _WITHOUT_PLACE,
     "overload: TTFT/muxserve++": _WITHOUT_PLACE,
