@@ -54,8 +54,8 @@ def _live(read: Reader) -> Iterator[Row]:
         names = list(dict.fromkeys(run["contender"] for run in found["runs"]))
         at = {name: ", ".join(f"{good[name, factor]:.0f}" for factor in _LOADS) for name in names}
         others = "; ".join(f"`{name}` {figures}" for name, figures in at.items() if not name.startswith(OURS))
-        loads = " and ".join(f"{factor:g}" for factor in _LOADS).replace(" and ", ", ", len(_LOADS) - 2)
-        what = f"tokens/s on time at {loads} times what two instances can do, live, on 2 cores"
+        *lower, most = (f"{factor:g}" for factor in _LOADS)
+        what = f"tokens/s on time at {', '.join(lower)} and {most} times what two instances can do, live, on 2 cores"
         yield what, at[OURS], others
 
 
